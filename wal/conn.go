@@ -1,0 +1,167 @@
+package wal
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"regexp"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"github.com/hashicorp/go-hclog"
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/cdcpub/cdcpub/outbox"
+)
+
+const (
+	// senderTimeout is set as wal_sender_timeout on our session, whatever the
+	// server's default: it bounds how long the slot of a vanished connector stays
+	// taken.
+	senderTimeout = 20 * time.Second
+	// slotLockTimeout bounds how long CREATE_REPLICATION_SLOT waits for one
+	// running transaction to end. lock_timeout is the only timeout that applies to
+	// that wait and tears the half-made slot down.
+	slotLockTimeout = 30 * time.Second
+	connectTimeout  = 10 * time.Second
+)
+
+// Table is one outbox table of the stream.
+type Table struct {
+	Name    string // schema.name
+	Columns outbox.Columns
+}
+
+// Config says what to read and from where.
+type Config struct {
+	// DSN is a libpq URL or keyword string. Several hosts and
+	// target_session_attrs work as in libpq.
+	DSN         string
+	Slot        string // [a-z0-9_]{1,63}
+	Publication string
+	Tables      []Table
+	Logger      hclog.Logger
+}
+
+var slotName = regexp.MustCompile(`^[a-z0-9_]{1,63}$`)
+
+// Conn is a replication connection that does not stream yet. It is not safe for
+// concurrent use.
+type Conn struct {
+	cfg    Config
+	pg     *pgconn.PgConn
+	params *pgconn.Config
+	// skippedPublication is set when PostgreSQL 18 reports "skipped loading
+	// publication", a mere warning after which rows pass silently unpublished.
+	skippedPublication *atomic.Bool
+}
+
+// sessionParams pin everything that the text of a value depends on, and the
+// timeouts of the session.
+func sessionParams() map[string]string {
+	return map[string]string{
+		"replication":                         "database",
+		"application_name":                    "cdcpub",
+		"wal_sender_timeout":                  fmt.Sprint(senderTimeout.Milliseconds()),
+		"client_encoding":                     "UTF8",
+		"datestyle":                           "ISO, MDY",
+		"intervalstyle":                       "postgres",
+		"timezone":                            "UTC",
+		"bytea_output":                        "hex",
+		"extra_float_digits":                  "3",
+		"standard_conforming_strings":         "on",
+		"client_min_messages":                 "warning",
+		"search_path":                         "pg_catalog",
+		"lock_timeout":                        fmt.Sprint(slotLockTimeout.Milliseconds()),
+		"statement_timeout":                   "0",
+		"idle_in_transaction_session_timeout": "0",
+	}
+}
+
+// Connect opens a replication connection. Errors never contain the password.
+func Connect(ctx context.Context, cfg Config) (*Conn, error) {
+	if !slotName.MatchString(cfg.Slot) {
+		return nil, fmt.Errorf("connect to PostgreSQL: slot name %q: want 1 to 63 of a-z, 0-9 and _", cfg.Slot)
+	}
+	pc, err := pgconn.ParseConfig(cfg.DSN)
+	if err != nil {
+		return nil, fmt.Errorf("connect to PostgreSQL: %w", err)
+	}
+	for k, v := range sessionParams() {
+		pc.RuntimeParams[k] = v
+	}
+	if pc.ConnectTimeout == 0 {
+		pc.ConnectTimeout = connectTimeout
+	}
+	dialer := &net.Dialer{
+		KeepAliveConfig: net.KeepAliveConfig{Enable: true, Idle: 10 * time.Second, Interval: 5 * time.Second, Count: 3},
+		Control:         setUserTimeout,
+	}
+	pc.DialFunc = dialer.DialContext
+	c := &Conn{cfg: cfg, params: pc, skippedPublication: &atomic.Bool{}}
+	pc.OnNotice = func(_ *pgconn.PgConn, n *pgconn.Notice) {
+		// PostgreSQL 18 src/backend/replication/pgoutput/pgoutput.c,
+		// LoadPublications. The code, because the text is translated.
+		if n.Code == "55000" {
+			c.skippedPublication.Store(true)
+		}
+	}
+	c.pg, err = pgconn.ConnectConfig(ctx, pc)
+	if err != nil {
+		return nil, fmt.Errorf("connect to PostgreSQL: %w", err)
+	}
+	return c, nil
+}
+
+// Close ends the connection. After Start it does nothing: the Stream owns it.
+func (c *Conn) Close() {
+	if c.pg == nil {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
+	defer cancel()
+	// Its error would say only that a connection we no longer want is gone.
+	_ = c.pg.Close(ctx)
+	c.pg = nil
+}
+
+// query runs one statement by the simple protocol, the only one a walsender
+// speaks, and returns its rows as text.
+func (c *Conn) query(ctx context.Context, sql string) ([][]*string, error) {
+	results, err := c.pg.Exec(ctx, sql).ReadAll()
+	if err != nil {
+		return nil, err
+	}
+	if len(results) == 0 {
+		return nil, errors.New("no result")
+	}
+	rows := make([][]*string, 0, len(results[0].Rows))
+	for _, values := range results[0].Rows {
+		row := make([]*string, len(values))
+		for i, v := range values {
+			if v != nil {
+				s := string(v)
+				row[i] = &s
+			}
+		}
+		rows = append(rows, row)
+	}
+	return rows, nil
+}
+
+// literal quotes s for SQL; standard_conforming_strings is pinned on.
+func literal(s string) string { return "'" + strings.ReplaceAll(s, "'", "''") + "'" }
+
+// identifier quotes s for SQL.
+func identifier(s string) string { return `"` + strings.ReplaceAll(s, `"`, `""`) + `"` }
+
+// sqlState returns err's SQLSTATE, or "".
+func sqlState(err error) string {
+	var pe *pgconn.PgError
+	if errors.As(err, &pe) {
+		return pe.Code
+	}
+	return ""
+}

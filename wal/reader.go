@@ -1,0 +1,292 @@
+package wal
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pglogrepl"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgproto3"
+
+	"github.com/cdcpub/cdcpub/offsets"
+	"github.com/cdcpub/cdcpub/outbox"
+	"github.com/cdcpub/cdcpub/wal/pgoutput"
+)
+
+// reader is the state between two messages. The goroutine of Stream.run owns it.
+type reader struct {
+	relations map[uint32]*outbox.Mapping // nil value: not one of ours
+
+	restart offsets.LSN // everything that committed below it has been gathered
+	begin   pgoutput.Begin
+	inTx    bool
+	ordinal uint64           // in-scope events seen of this transaction
+	resume  offsets.Position // where the last process stopped inside a transaction
+
+	batch outbox.Batch
+	bytes int
+	dirty bool // batch says something that was not handed over yet
+
+	armed      bool // the short read deadline is set
+	deadline   time.Time
+	lastByte   time.Time
+	lastStatus time.Time
+	reported   offsets.LSN
+	replyDue   bool
+
+	// asked counts reply requests at an unchanged position that is not
+	// acknowledged yet, askedSince the first of them: a server in its shutdown.
+	askedAt    offsets.LSN
+	askedSince time.Time
+}
+
+func newReader(pos offsets.Position) reader {
+	return reader{relations: map[uint32]*outbox.Mapping{}, restart: pos.LSN, reported: pos.LSN, resume: pos}
+}
+
+// full reports whether the batch must go before another event comes in.
+func (r *reader) full() bool {
+	return len(r.batch.Events) >= outbox.MaxBatchEvents || r.bytes >= outbox.MaxBatchBytes
+}
+
+func (r *reader) reset() {
+	r.batch, r.bytes, r.dirty = outbox.Batch{}, 0, false
+}
+
+// progress makes the batch stand for everything below lsn.
+func (r *reader) progress(lsn offsets.LSN) {
+	if lsn <= r.restart {
+		return
+	}
+	r.restart = lsn
+	r.batch.Through = offsets.Position{LSN: lsn}
+	r.dirty = true
+}
+
+// receive reads and handles one message. A timeout is pgconn.Timeout and leaves
+// the connection usable.
+func (s *Stream) receive() error {
+	if err := s.arm(); err != nil {
+		return fmt.Errorf("read from PostgreSQL: %w", err)
+	}
+	// The background context: any other costs a goroutine hand-over per message
+	// and, cancelled, would also break a write.
+	msg, err := s.pg.ReceiveMessage(context.Background())
+	if err != nil {
+		if pgconn.Timeout(err) {
+			s.deadline = time.Time{}
+			return err
+		}
+		return fmt.Errorf("read from PostgreSQL: %w", err)
+	}
+	switch m := msg.(type) {
+	case *pgproto3.CopyData:
+		s.lastByte = time.Now()
+		return s.copyData(m.Data)
+	case *pgproto3.ErrorResponse:
+		return s.serverError(pgconn.ErrorResponseToPgError(m))
+	case *pgproto3.CopyDone, *pgproto3.CommandComplete, *pgproto3.ReadyForQuery:
+		// "COPY 0" is how an orderly shutdown says goodbye.
+		return fmt.Errorf("read from PostgreSQL: the server ended the stream: %w", ErrServerStopping)
+	default:
+		return nil // notices and parameter changes
+	}
+}
+
+// arm sets the read deadline: short while a batch waits to be handed over.
+// Deadlines are set only when they change; a message that is buffered already
+// does not look at them.
+func (s *Stream) arm() error {
+	now := time.Now()
+	switch {
+	case s.dirty && !s.armed:
+		s.deadline, s.armed = now.Add(gatherFor), true
+	case s.dirty && !s.deadline.IsZero():
+		return nil
+	case s.dirty:
+		s.deadline = now.Add(gatherFor)
+	case s.deadline.Sub(now) > readTick/2:
+		return nil
+	default:
+		s.deadline = now.Add(readTick)
+	}
+	err := s.pg.Conn().SetReadDeadline(s.deadline)
+	if s.stopping() {
+		// Close may have set its deadline just before ours replaced it.
+		return s.pg.Conn().SetReadDeadline(now)
+	}
+	return err
+}
+
+// serverError is what the server says in the middle of a stream. A slot can be
+// invalidated while it is read.
+func (s *Stream) serverError(err error) error {
+	if sqlState(err) == "55000" {
+		return refuse(SlotLost, recoverHint, "read from PostgreSQL: %v", err)
+	}
+	return fmt.Errorf("read from PostgreSQL: %w", err)
+}
+
+func (s *Stream) copyData(data []byte) error {
+	if len(data) == 0 {
+		return errors.New("read from PostgreSQL: empty message")
+	}
+	switch data[0] {
+	case pglogrepl.PrimaryKeepaliveMessageByteID:
+		k, err := pglogrepl.ParsePrimaryKeepaliveMessage(data[1:])
+		if err != nil {
+			return fmt.Errorf("read from PostgreSQL: %w", err)
+		}
+		return s.keepalive(offsets.LSN(k.ServerWALEnd), k.ReplyRequested)
+	case pglogrepl.XLogDataByteID:
+		x, err := pglogrepl.ParseXLogData(data[1:])
+		if err != nil {
+			return fmt.Errorf("read from PostgreSQL: %w", err)
+		}
+		m, err := pgoutput.Decode(x.WALData)
+		if err == nil {
+			err = s.handle(m)
+		}
+		var refusal *Refusal
+		var mismatch *ResumeMismatchError
+		if err != nil && !errors.As(err, &refusal) && !errors.As(err, &mismatch) {
+			return fmt.Errorf("read from PostgreSQL at %s: %w", offsets.LSN(x.WALStart), err)
+		}
+		return err
+	default:
+		return fmt.Errorf("read from PostgreSQL: unknown message %q", data[0])
+	}
+}
+
+// keepalive takes the server's word that everything below walEnd was sent. It
+// is queued behind the rows that it covers, so outside a transaction it is
+// progress once those rows are done.
+func (s *Stream) keepalive(walEnd offsets.LSN, reply bool) error {
+	if !s.inTx {
+		s.advanceReceived(walEnd)
+		s.progress(walEnd)
+	}
+	if !reply {
+		return nil
+	}
+	s.replyDue = true
+	now := time.Now()
+	switch acked := offsets.LSN(s.acked.Load()); {
+	case acked >= walEnd:
+		s.askedSince = time.Time{}
+	case s.askedSince.IsZero() || s.askedAt != walEnd:
+		s.askedAt, s.askedSince = walEnd, now
+		if !s.inTx {
+			// Once more if need be: the receiver may have been told of this position
+			// when nothing was urgent.
+			s.batch.Through, s.batch.Urgent, s.dirty = offsets.Position{LSN: s.restart}, true, true
+		}
+	case now.Sub(s.askedSince) >= stopPatience:
+		return ErrServerStopping
+	}
+	return nil
+}
+
+func (s *Stream) advanceReceived(lsn offsets.LSN) {
+	if uint64(lsn) > s.received.Load() {
+		s.received.Store(uint64(lsn))
+	}
+}
+
+func (s *Stream) handle(m pgoutput.Message) error {
+	switch m := m.(type) {
+	case pgoutput.Begin:
+		s.begin, s.inTx, s.ordinal = m, true, 0
+	case pgoutput.Commit:
+		return s.commit(m)
+	case pgoutput.Relation:
+		return s.relation(m)
+	case pgoutput.Insert:
+		return s.insert(m)
+	case pgoutput.Ignored:
+		switch m.Type {
+		case 'U', 'D', 'T':
+			s.ignored.Add(1)
+		}
+	}
+	return nil
+}
+
+func (s *Stream) commit(m pgoutput.Commit) error {
+	if s.resuming() && s.ordinal < s.resume.Done {
+		return &ResumeMismatchError{Saved: s.resume, At: s.ordinal}
+	}
+	s.inTx = false
+	end := offsets.LSN(m.EndLSN)
+	s.advanceReceived(end)
+	s.progress(end)
+	if len(s.batch.Events) > 0 {
+		s.tryHandOver()
+	}
+	return nil
+}
+
+// relation rebuilds the mapping: the table may have changed, and a partition or
+// a second table may be new.
+func (s *Stream) relation(m pgoutput.Relation) error {
+	s.relations[m.ID] = nil
+	for _, t := range s.cfg.Tables {
+		schema, name, err := outbox.ParseTable(t.Name)
+		if err != nil {
+			return err
+		}
+		if schema != m.Schema || name != m.Name {
+			continue
+		}
+		cols := make([]outbox.Column, len(m.Columns))
+		for i, c := range m.Columns {
+			cols[i] = outbox.Column{Name: c.Name, Type: c.Type}
+		}
+		mapping, err := outbox.Bind(t.Name, cols, t.Columns)
+		if err != nil {
+			return refuse(Setup, "bring the column back, or map another one in source.tables", "the log holds rows that cannot be read: %v", err)
+		}
+		s.relations[m.ID] = mapping
+	}
+	return nil
+}
+
+// resuming reports whether this is the transaction in which the last process
+// stopped.
+func (r *reader) resuming() bool {
+	return r.resume.Done > 0 && offsets.LSN(r.begin.FinalLSN) == r.resume.Tx
+}
+
+func (s *Stream) insert(m pgoutput.Insert) error {
+	mapping, known := s.relations[m.RelationID]
+	if !known {
+		return fmt.Errorf("row of relation %d, which was never described", m.RelationID)
+	}
+	if mapping == nil {
+		s.ignored.Add(1)
+		return nil
+	}
+	s.ordinal++
+	e := mapping.Event(m.Values)
+	row := offsets.Row{Table: e.Table, ID: e.ID}
+	if s.resuming() && s.ordinal <= s.resume.Done {
+		if s.ordinal == s.resume.Done && row != s.resume.Last {
+			return &ResumeMismatchError{Saved: s.resume, Found: row, At: s.ordinal}
+		}
+		s.resumed.Add(1)
+		return nil
+	}
+	e.Origin, e.CommittedAt = outbox.OriginWAL, s.begin.CommitTime.UTC()
+	e.Position = offsets.Position{LSN: s.restart, Tx: offsets.LSN(s.begin.FinalLSN), Done: s.ordinal, Last: row}
+	size := e.Size()
+	if len(s.batch.Events) > 0 && s.bytes+size > outbox.MaxBatchBytes {
+		if err := s.handOver(); err != nil {
+			return err
+		}
+	}
+	s.batch.Events = append(s.batch.Events, e)
+	s.batch.Through, s.bytes, s.dirty = e.Position, s.bytes+size, true
+	return nil
+}
