@@ -45,7 +45,7 @@ func parseIdentifier(s string) (ident, rest string, err error) {
 	case err != nil:
 		return "", "", err
 	case ident == "":
-		return "", "", fmt.Errorf("want schema.name, with double quotes around a part that is not a plain identifier")
+		return "", "", errors.New("want schema.name, with double quotes around a part that is not a plain identifier")
 	case len(ident) > maxIdentifier:
 		return "", "", fmt.Errorf("%q is longer than %d bytes", ident, maxIdentifier)
 	case strings.ContainsRune(ident, 0):

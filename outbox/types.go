@@ -107,6 +107,6 @@ func typeName(oid uint32) string {
 	case oidJSONB:
 		return "jsonb"
 	default:
-		return fmt.Sprintf("with OID %d", oid)
+		return fmt.Sprintf("OID %d", oid)
 	}
 }

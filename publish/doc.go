@@ -9,19 +9,19 @@
 //
 // # The life of a message
 //
-//	           Publish
-//	              |
-//	              v           not valid, no such exchange
-//	   +----> waiting ----------------------------------------> decided
-//	   |          |                                                |
-//	   |          | sent, in FIFO order                            |
-//	   |          v                                                |
-//	   +----- in flight                                            |
-//	 channel      |  acked and not returned -> Confirmed           |
-//	 died, or     |  returned               -> Returned            |
-//	 no confirm   |  nacked                 -> Nacked              |
-//	 in time      v                                                v
-//	           settled, in FIFO order: one Outcome <---------------+
+//	          Publish
+//	             |
+//	             v           not valid, no such exchange
+//	  +----> waiting ----------------------------------------> decided
+//	  |          |                                                |
+//	  |          | sent, in FIFO order                            |
+//	  |          v                                                |
+//	  +----- in flight                                            |
+//	channel      |  acked and not returned -> Confirmed           |
+//	died, or     |  returned               -> Returned            |
+//	no confirm   |  nacked                 -> Nacked              |
+//	in time      v                                                v
+//	          settled, in FIFO order: one Outcome <---------------+
 //
 // A channel that dies with messages in flight decides nothing: the broker has
 // processed some prefix of what was sent. The lane goes back to its first

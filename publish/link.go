@@ -73,26 +73,30 @@ func (p *Publisher) newLink(name string, targets []target, first int) *link {
 
 // run connects, for ever, until ctx ends.
 func (k *link) run(ctx context.Context) {
-	var wait backoff
+	var dials, losses backoff
 	var complained string // the last reason logged as a warning
 	for ctx.Err() == nil {
 		at := k.targets[k.next]
 		k.next = (k.next + 1) % len(k.targets)
 		c, err := k.connect(ctx, at)
+		wait := &dials
 		if err == nil {
 			k.log.Info("connected to broker", "broker", at.String())
-			complained = ""
+			complained, dials = "", backoff{}
 			up := time.Now()
 			err = k.serve(ctx, c)
-			k.counts.lost.Add(1)
 			// A connection that lives for moments only, such as one that a bad
 			// message ends again and again, must not turn into a busy loop.
 			if time.Since(up) > maxBackoff {
-				wait = backoff{}
+				losses = backoff{}
 			}
+			wait = &losses
 		}
 		if ctx.Err() != nil {
 			return
+		}
+		if wait == &losses {
+			k.counts.lost.Add(1)
 		}
 		k.counts.failed(err)
 		delay := wait.next()
@@ -115,10 +119,13 @@ func (k *link) serve(ctx context.Context, c *conn) error {
 	}
 	k.set(c)
 	err := k.watch(ctx, c)
-	if err == nil { // ctx has ended
-		_ = c.amqp.CloseDeadline(time.Now().Add(rpcTimeout)) // Abort follows in any case
+	if err == nil { // ctx has ended; abort must still find c
+		_ = c.amqp.CloseDeadline(time.Now().Add(rpcTimeout)) // end cuts it in any case
+		c.end(nil)
+		k.set(nil)
+		return nil
 	}
-	k.set(nil)
+	k.set(nil) // before the end, which takes a moment: no lane may take c now
 	c.end(err)
 	return err
 }

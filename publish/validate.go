@@ -56,7 +56,7 @@ func validate(m *router.Message, maxBody int) error {
 		case string, int64, float64, bool:
 		default:
 			// int among them: the library would silently cut it to 32 bits.
-			return fmt.Errorf("header %q is a %T: want string, int64, float64 or bool", key, value)
+			return fmt.Errorf("header %q has type %T: want string, int64, float64 or bool", key, value)
 		}
 	}
 	if n := propertiesSize(m); n > maxProperties {

@@ -169,8 +169,8 @@ func parseDecimal(s string) (decimal, bool) {
 	return d, true
 }
 
-// buildHeaders writes the application's headers first and the connector's last,
-// so that a name which both have is the connector's.
+// buildHeaders writes the application's headers first, then the configured ones,
+// and the connector's last: the later one has a name that several have.
 func (r *Router) buildHeaders(e *outbox.Event, app appHeaders) (map[string]any, error) {
 	const own = 12
 	h := make(map[string]any, own+len(app)+len(r.headers))
@@ -186,9 +186,12 @@ func (r *Router) buildHeaders(e *outbox.Event, app appHeaders) (map[string]any, 
 		}
 	}
 	for i := range r.headers {
-		// Without a value, as from a NULL column, the header is absent.
+		// Without a value, as from a NULL column, the header is absent: the
+		// application's of the same name must not show through row by row.
 		if v, missing := r.headers[i].value.render(e, app); missing == "" {
 			h[r.headers[i].name] = v
+		} else {
+			delete(h, r.headers[i].name)
 		}
 	}
 	ownHeaders(h, e)

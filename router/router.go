@@ -18,10 +18,10 @@ const (
 )
 
 // Config is how events become messages. Exchange, RoutingKey, MessageID and the
-// values of Headers are templates; the package's specification lists the
-// placeholders. An empty template means the default, so the nameless default
-// exchange cannot be configured: it delivers by queue name and knows no
-// bindings, and a renamed queue would be a lost one.
+// values of Headers are templates; docs/message-format.md lists the placeholders.
+// An empty Exchange, RoutingKey or MessageID means the default, so RabbitMQ's
+// nameless exchange cannot be chosen: it has no bindings, so that the connector's
+// configuration would have to know the consumers' queues.
 type Config struct {
 	Exchange   string
 	RoutingKey string

@@ -150,12 +150,18 @@ func partitionPlaceholder(count string) (valueFunc, error) {
 // FNV-1a of 64 bits over the UTF-8 bytes of its ID, modulo n. It is part of the
 // message format and never changes; n must be positive.
 func Partition(aggregateID string, n int) int {
+	return int(fnv1a(aggregateID) % uint64(n))
+}
+
+// fnv1a is written out because the specification is: hash/fnv would say the same
+// through an interface and a copy of the string.
+func fnv1a(s string) uint64 {
 	hash := uint64(0xcbf29ce484222325)
-	for i := range len(aggregateID) {
-		hash ^= uint64(aggregateID[i])
+	for i := range len(s) {
+		hash ^= uint64(s[i])
 		hash *= 0x100000001b3
 	}
-	return int(hash % uint64(n))
+	return hash
 }
 
 // nearest returns the placeholder that name was most likely meant to be.

@@ -232,7 +232,12 @@ func (s *Source) chunk(ctx context.Context, mapping *outbox.Mapping, fetch strin
 }
 
 func (s *Source) plan(ctx context.Context, t Table) (*outbox.Mapping, string, error) {
-	cols, err := columns(ctx, s.conn.PgConn(), t.Name)
+	schema, name, err := outbox.ParseTable(t.Name)
+	if err != nil {
+		return nil, "", err
+	}
+	quoted := outbox.QuoteTable(schema, name)
+	cols, err := columns(ctx, s.conn.PgConn(), quoted)
 	if err != nil {
 		return nil, "", err
 	}
@@ -249,11 +254,7 @@ func (s *Source) plan(ctx context.Context, t Table) (*outbox.Mapping, string, er
 			return nil, "", fmt.Errorf("order by %q: no such column", name)
 		}
 	}
-	table, err := outbox.QuoteTable(t.Name)
-	if err != nil {
-		return nil, "", err
-	}
-	sql := "SELECT " + list(whole.Names()) + " FROM " + table + " ORDER BY " + list(order)
+	sql := "SELECT " + list(whole.Names()) + " FROM " + quoted + " ORDER BY " + list(order)
 	return whole.Narrow(), sql, nil
 }
 
@@ -265,11 +266,7 @@ func list(names []string) string {
 	return strings.Join(quoted, ", ")
 }
 
-func columns(ctx context.Context, conn *pgconn.PgConn, table string) ([]outbox.Column, error) {
-	quoted, err := outbox.QuoteTable(table)
-	if err != nil {
-		return nil, err
-	}
+func columns(ctx context.Context, conn *pgconn.PgConn, quoted string) ([]outbox.Column, error) {
 	// No rows, only their description: it carries the type OIDs.
 	result := conn.ExecParams(ctx, "SELECT * FROM "+quoted+" LIMIT 0", nil, nil, nil, nil)
 	fields := slices.Clone(result.FieldDescriptions())

@@ -86,7 +86,7 @@ func decidePosition(cfg Config, saved offsets.Checkpoint, f Findings) (Plan, err
 	}
 	plan.Action = ActionStream
 	if saved.Phase == offsets.PhaseSnapshot {
-		plan.Action = ActionSnapshot
+		plan.Action, plan.Pos = ActionSnapshot, saved.Pos.Restart()
 	}
 	return plan, nil
 }

@@ -22,7 +22,7 @@ func PublicationSQL(cfg Config) (string, error) {
 		if err != nil {
 			return "", err
 		}
-		names[i] = identifier(schema) + "." + identifier(rel)
+		names[i] = outbox.QuoteTable(schema, rel)
 	}
 	return fmt.Sprintf("CREATE PUBLICATION %s FOR TABLE %s\n    WITH (publish = 'insert', publish_via_partition_root = true)",
 		identifier(cfg.Publication), strings.Join(names, ", ")), nil

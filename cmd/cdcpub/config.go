@@ -3,6 +3,11 @@ package main
 import (
 	"strings"
 	"time"
+
+	"github.com/cdcpub/cdcpub/publish"
+	"github.com/cdcpub/cdcpub/relay"
+	"github.com/cdcpub/cdcpub/router"
+	"github.com/cdcpub/cdcpub/snapshot"
 )
 
 // Config is the whole configuration of the command. Its yaml tags are the keys
@@ -43,7 +48,8 @@ type TableConfig struct {
 
 // ColumnsConfig names a table's columns where they differ from the default. An
 // empty name is the default; an optional column is then used only if the table
-// has it, whereas one that is named here must exist.
+// has it, one that is named here must exist, and "-" (outbox.Unmapped) leaves it
+// alone although the table has it.
 type ColumnsConfig struct {
 	ID            string   `yaml:"id" doc:"event ID; empty is id"`
 	AggregateType string   `yaml:"aggregate_type" doc:"empty is aggregatetype"`
@@ -131,32 +137,31 @@ func NewConfig() Config {
 			Publication: "cdcpub",
 			Tables:      []TableConfig{{Name: "public.outbox"}},
 		},
-		Snapshot: SnapshotConfig{Mode: "initial", ChunkRows: 5000},
+		Snapshot: SnapshotConfig{Mode: "initial", ChunkRows: snapshot.DefaultChunkRows},
 		Router: RouterConfig{
-			Exchange:   "outbox.event.{aggregate_type}",
-			RoutingKey: "{aggregate_id}",
-			MessageID:  "{id}",
+			Exchange:   router.DefaultExchange,
+			RoutingKey: router.DefaultRoutingKey,
+			MessageID:  router.DefaultMessageID,
 			AppID:      "cdcpub",
 			Format:     "plain",
 		},
 		Relay: RelayConfig{
-			Window:       2048,
-			WindowBytes:  32 << 20,
-			Span:         50_000,
-			Ordering:     "pipelined",
-			OnUnroutable: "retry",
-			OnNack:       "retry",
-			OnInvalid:    "stop",
-			// Docker gives a container 10 s between SIGTERM and SIGKILL.
-			ShutdownTimeout: 8 * time.Second,
+			Window:          relay.DefaultWindow,
+			WindowBytes:     relay.DefaultWindowBytes,
+			Span:            relay.DefaultSpan,
+			Ordering:        "pipelined",
+			OnUnroutable:    "retry",
+			OnNack:          "retry",
+			OnInvalid:       "stop",
+			ShutdownTimeout: relay.DefaultShutdownTimeout,
 		},
 		Publish: PublishConfig{
-			Lanes:           4,
+			Lanes:           publish.DefaultLanes,
 			Mandatory:       true,
-			ConfirmTimeout:  60 * time.Second,
-			MaxMessageBytes: 16 << 20,
+			ConfirmTimeout:  publish.DefaultConfirmTimeout,
+			MaxMessageBytes: publish.DefaultMaxMessageBytes,
 		},
-		Offsets: OffsetsConfig{Store: "file", Path: "./cdcpub-state", Interval: time.Second, Every: 2000},
+		Offsets: OffsetsConfig{Store: "file", Path: "./cdcpub-state", Interval: relay.DefaultInterval, Every: relay.DefaultEvery},
 		Monitor: MonitorConfig{Listen: "127.0.0.1:7690"},
 		Log:     LogConfig{Level: "info", Format: "text"},
 	}

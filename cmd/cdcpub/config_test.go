@@ -37,7 +37,7 @@ func load(t *testing.T, text string, environ []string) (Config, error) {
 	if err := os.WriteFile("cdcpub.yml", []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	return LoadConfig("", environ)
+	return LoadConfig("", environ, true)
 }
 
 func wantConfig(t *testing.T, got Config, err error, want Config) {
@@ -181,7 +181,7 @@ func TestLoadConfig(t *testing.T) {
 
 func TestWithoutDefaultFile(t *testing.T) {
 	t.Chdir(t.TempDir())
-	got, err := LoadConfig("", requiredEnv())
+	got, err := LoadConfig("", requiredEnv(), true)
 	wantConfig(t, got, err, requiredConfig())
 }
 
@@ -190,12 +190,12 @@ func TestNamedFile(t *testing.T) {
 	if err := os.WriteFile(file, []byte("log: {level: warn}\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	got, err := LoadConfig(file, requiredEnv())
+	got, err := LoadConfig(file, requiredEnv(), true)
 	want := requiredConfig()
 	want.Log.Level = "warn"
 	wantConfig(t, got, err, want)
 
-	_, err = LoadConfig(file+".missing", requiredEnv())
+	_, err = LoadConfig(file+".missing", requiredEnv(), true)
 	wantProblems(t, err, "read configuration: open "+file+".missing: no such file or directory")
 }
 
@@ -344,9 +344,9 @@ monitor: {token_file: x}
 		},
 		{
 			name: "rules between keys, with the place that set one of them",
-			file: "relay:\n  window: 100\n  span: 50\npublish:\n  max_message_bytes: 64MiB\n",
+			file: "relay:\n  window: 1000\n  span: 500\npublish:\n  max_message_bytes: 64MiB\n",
 			want: []string{
-				"cdcpub.yml:3: relay.span: 50 is less than relay.window 100: the span must hold a full window",
+				"cdcpub.yml:3: relay.span: 500 is less than relay.window 1000: the span must hold a full window",
 				"cdcpub.yml:5: relay.window_bytes: 32MiB is less than publish.max_message_bytes 64MiB: the window must hold the largest message",
 			},
 		},
@@ -378,11 +378,20 @@ monitor: {listen: "7690"}
 			},
 		},
 		{
-			name: "tables without a name or named twice",
-			file: "source:\n  tables:\n    - {}\n    - name: a.b\n    - name: a.b\n",
+			name: "limits that do not hold a batch",
+			file: "relay: {window: 100, span: 255, window_bytes: 1023KiB}\npublish: {max_message_bytes: 64KiB}\n",
+			want: []string{
+				"cdcpub.yml:1: relay.span: 255 is less than a batch, 256 events",
+				"cdcpub.yml:1: relay.window_bytes: 1023KiB is less than a batch, 1MiB",
+			},
+		},
+		{
+			name: "tables without a name, named twice or by no name",
+			file: "source:\n  tables:\n    - {}\n    - name: outbox\n    - name: Public.\"outbox\"\n    - name: a-b\n",
 			want: []string{
 				"cdcpub.yml:3: source.tables[0].name: is not set",
-				"cdcpub.yml:5: source.tables[2].name: \"a.b\" is source.tables[1] already",
+				`cdcpub.yml:5: source.tables[2].name: "Public.\"outbox\"" is source.tables[1] already`,
+				`cdcpub.yml:6: source.tables[3].name: "a-b" is not a table name: want schema.name, with double quotes around a part that is not a plain identifier`,
 			},
 		},
 		{
@@ -422,11 +431,15 @@ monitor: {listen: "7690"}
 
 func TestRequiredKeys(t *testing.T) {
 	t.Chdir(t.TempDir())
-	_, err := LoadConfig("", nil)
+	_, err := LoadConfig("", nil, true)
 	wantProblems(t, err,
 		"source.dsn: is not set: set it in the file or as CDCPUB_SOURCE_DSN",
 		"publish.urls: is not set: set it in the file or one broker as CDCPUB_PUBLISH_URL",
 	)
+	_, err = LoadConfig("", nil, false)
+	wantProblems(t, err, "source.dsn: is not set: set it in the file or as CDCPUB_SOURCE_DSN")
+	_, err = LoadConfig("", []string{"CDCPUB_SOURCE_DSN=" + testDSN, "CDCPUB_PUBLISH_URL=http://a"}, false)
+	wantProblems(t, err, "CDCPUB_PUBLISH_URL: publish.urls[0]: is not an amqp:// or amqps:// URL")
 }
 
 func TestConnectionStrings(t *testing.T) {
@@ -464,7 +477,7 @@ func TestConnectionStrings(t *testing.T) {
 			if tt.url != "" {
 				env = append(env, "CDCPUB_PUBLISH_URL="+tt.url)
 			}
-			_, err := LoadConfig("", env)
+			_, err := LoadConfig("", env, true)
 			if tt.want == "" {
 				if err != nil {
 					t.Fatalf("refused: %v", err)
@@ -563,7 +576,7 @@ func TestNearest(t *testing.T) {
 const samplePath = "../../deploy/cdcpub.yml"
 
 func TestSampleHoldsTheDefaults(t *testing.T) {
-	got, err := LoadConfig(samplePath, requiredEnv())
+	got, err := LoadConfig(samplePath, requiredEnv(), true)
 	wantConfig(t, got, err, requiredConfig())
 }
 
@@ -626,7 +639,7 @@ func TestEveryKeyFromTheEnvironment(t *testing.T) {
 		}
 	}
 	env = append(env, "CDCPUB_SOURCE_DSN="+testDSN, "CDCPUB_PUBLISH_URLS=["+testURL+"]")
-	got, err := LoadConfig("", env)
+	got, err := LoadConfig("", env, true)
 	wantConfig(t, got, err, requiredConfig())
 }
 
@@ -645,7 +658,7 @@ func FuzzLoadConfig(f *testing.F) {
 			t.Fatal(err)
 		}
 		// Nothing to compare with: it must not panic, and a refusal must say something.
-		if _, err := LoadConfig(file, requiredEnv()); err != nil && strings.TrimSpace(err.Error()) == "" {
+		if _, err := LoadConfig(file, requiredEnv(), true); err != nil && strings.TrimSpace(err.Error()) == "" {
 			t.Error("refused without a reason")
 		}
 	})

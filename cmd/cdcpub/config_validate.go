@@ -12,13 +12,16 @@ import (
 	"strings"
 
 	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/cdcpub/cdcpub/outbox"
 )
 
 // Validate returns what is wrong with c's values, in the order of the keys.
 // Rules between keys name both values. What can only be known with a server or
-// with a table's columns is not its affair.
-func (c *Config) Validate() []Problem {
-	return slices.Concat(c.Source.validate(), c.Snapshot.validate(), c.validateLimits(), c.Publish.validate(),
+// with a table's columns is not its affair. A broker's URL is required if broker
+// is set; one that is there is checked in any case.
+func (c *Config) Validate(broker bool) []Problem {
+	return slices.Concat(c.Source.validate(), c.Snapshot.validate(), c.validateLimits(), c.Publish.validate(broker),
 		c.Offsets.validate(), c.Monitor.validate())
 }
 
@@ -41,14 +44,19 @@ func (s *SourceConfig) validate() []Problem {
 	seen := map[string]int{}
 	for i, t := range s.Tables {
 		key := fmt.Sprintf("source.tables[%d].name", i)
-		first, twice := seen[t.Name]
+		schema, name, err := outbox.ParseTable(t.Name)
+		table := outbox.QuoteTable(schema, name)
+		first, twice := seen[table]
 		switch {
 		case t.Name == "":
 			ps = append(ps, Problem{Key: key, Text: "is not set"})
+		case err != nil:
+			ps = append(ps, Problem{Key: key, Text: show(t.Name) +
+				" is not a table name: want schema.name, with double quotes around a part that is not a plain identifier"})
 		case twice:
 			ps = append(ps, Problem{Key: key, Text: fmt.Sprintf("%s is source.tables[%d] already", show(t.Name), first)})
 		default:
-			seen[t.Name] = i
+			seen[table] = i
 		}
 	}
 	return ps
@@ -89,6 +97,13 @@ func (s *SnapshotConfig) validate() []Problem {
 func (c *Config) validateLimits() []Problem {
 	r := &c.Relay
 	ps := atLeastOne("relay.window", r.Window)
+	// Sources hand on whole batches, so a limit below one could never be kept.
+	if r.Span < outbox.MaxBatchEvents {
+		ps = append(ps, Problem{Key: "relay.span", Text: fmt.Sprintf("%d is less than a batch, %d events", r.Span, outbox.MaxBatchEvents)})
+	}
+	if r.WindowBytes < outbox.MaxBatchBytes {
+		ps = append(ps, Problem{Key: "relay.window_bytes", Text: fmt.Sprintf("%s is less than a batch, %s", r.WindowBytes, ByteSize(outbox.MaxBatchBytes))})
+	}
 	if r.Span < r.Window {
 		ps = append(ps, Problem{Key: "relay.span", also: []string{"relay.window"}, Text: fmt.Sprintf(
 			"%d is less than relay.window %d: the span must hold a full window", r.Span, r.Window)})
@@ -104,9 +119,9 @@ func (c *Config) validateLimits() []Problem {
 	return append(ps, positive("relay.shutdown_timeout", int64(r.ShutdownTimeout))...)
 }
 
-func (p *PublishConfig) validate() []Problem {
+func (p *PublishConfig) validate(broker bool) []Problem {
 	var ps []Problem
-	if len(p.URLs) == 0 {
+	if broker && len(p.URLs) == 0 {
 		ps = append(ps, Problem{Key: "publish.urls", Text: "is not set: set it in the file or one broker as " + envBrokerURL})
 	}
 	for i, u := range p.URLs {

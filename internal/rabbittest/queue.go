@@ -175,8 +175,9 @@ func Drain(t testing.TB, url, queue string, n int, limit time.Duration) []amqp.D
 	return all
 }
 
-// take consumes n messages with a prefetch of n and acknowledges them together at
-// the end, so that the server never delivers more than n.
+// take consumes n messages with a prefetch of n and acknowledges them together,
+// once it takes no more: each acknowledgement would make room for a message beyond
+// those n, which would come back marked as redelivered.
 func take(ctx context.Context, conn *amqp.Connection, queue string, n int) ([]amqp.Delivery, error) {
 	ch, err := conn.Channel()
 	if err != nil {
@@ -186,7 +187,8 @@ func take(ctx context.Context, conn *amqp.Connection, queue string, n int) ([]am
 	if err := ch.Qos(n, 0, false); err != nil {
 		return nil, err
 	}
-	deliveries, err := ch.Consume(queue, "", false, false, false, false, nil)
+	const consumer = "drain"
+	deliveries, err := ch.Consume(queue, consumer, false, false, false, false, nil)
 	if err != nil {
 		return nil, err
 	}
@@ -201,6 +203,9 @@ func take(ctx context.Context, conn *amqp.Connection, queue string, n int) ([]am
 		case <-ctx.Done():
 			return got, ctx.Err()
 		}
+	}
+	if err := ch.Cancel(consumer, false); err != nil {
+		return got, err
 	}
 	return got, ch.Ack(got[n-1].DeliveryTag, true)
 }

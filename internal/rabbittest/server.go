@@ -52,7 +52,7 @@ type Server struct {
 	dir      string
 	ports    ports
 	password string
-	config   []string          // further lines of rabbitmq.conf
+	config   map[string]string // further keys of rabbitmq.conf
 	epmd     *testproc.Process // nil: not started yet
 	proc     *testproc.Process // nil: not started yet
 }
@@ -65,10 +65,20 @@ type ports struct {
 // Option changes how a server is set up.
 type Option func(*Server)
 
-// Setting adds a key of rabbitmq.conf, such as max_message_size. The last value
-// of a key counts.
+// Setting sets a key of rabbitmq.conf, such as max_message_size, over rabbittest's
+// own choice and the server's default.
 func Setting(key, value string) Option {
-	return func(s *Server) { s.config = append(s.config, key+" = "+value) }
+	return func(s *Server) { s.config[key] = value }
+}
+
+// defaultSettings keeps alarms away, which would block every publisher: the
+// machine's disk and memory are not what tests are about.
+func defaultSettings() map[string]string {
+	return map[string]string{
+		"disk_free_limit.absolute":          "10MB",
+		"vm_memory_high_watermark.absolute": "512MiB",
+		"collect_statistics_interval":       "60000",
+	}
 }
 
 // Start starts a server for one test and removes it at the test's cleanup. If the
@@ -101,7 +111,7 @@ func New(ctx context.Context, opts ...Option) (*Server, error) {
 	if err != nil {
 		return nil, fmt.Errorf("make directory for RabbitMQ: %w", err)
 	}
-	s := &Server{bin: bin, dir: dir, password: testproc.RandomHex(8)}
+	s := &Server{bin: bin, dir: dir, password: testproc.RandomHex(8), config: defaultSettings()}
 	for _, opt := range opts {
 		opt(s)
 	}
@@ -126,7 +136,7 @@ func findBinaries() (string, error) {
 }
 
 // startOnFreePorts tries again when another process took one of the ports between
-// the choice of it and its use. The node's name and files depend on the ports.
+// the choice of it and its use.
 func (s *Server) startOnFreePorts(ctx context.Context) error {
 	const attempts = 3
 	for n := 1; ; n++ {
@@ -137,14 +147,11 @@ func (s *Server) startOnFreePorts(ctx context.Context) error {
 			return err
 		}
 		err := s.start(ctx)
-		if err == nil || ctx.Err() != nil || n == attempts || s.ports.free() {
-			return err
+		if err == nil {
+			return nil
 		}
-		// Someone holds one of the ports, be it our own epmd: end that first.
-		if err := errors.Join(s.Kill(), s.stopEpmd()); err != nil {
-			return err
-		}
-		if s.ports.free() {
+		err = errors.Join(err, s.Kill(), s.stopEpmd())
+		if n == attempts || s.ports.free() {
 			return err
 		}
 	}
@@ -166,16 +173,14 @@ func (p ports) free() bool {
 }
 
 func (s *Server) writeFiles() error {
-	config := append([]string{
+	config := []string{
 		fmt.Sprintf("listeners.tcp.1 = 127.0.0.1:%d", s.ports.amqp),
 		"default_user = cdcpub",
 		"default_pass = " + s.password,
-		// The machine's disk and memory are not what tests are about, and the
-		// alarms would block every publisher.
-		"disk_free_limit.absolute = 10MB",
-		"vm_memory_high_watermark.absolute = 512MiB",
-		"collect_statistics_interval = 60000",
-	}, s.config...)
+	}
+	for key, value := range s.config {
+		config = append(config, key+" = "+value)
+	}
 	files := []struct {
 		name, content string
 		mode          os.FileMode
@@ -202,13 +207,16 @@ func (s *Server) environ() []string {
 		"LANG=C.UTF-8",
 		"HOME=" + s.dir, // of the cookie
 		"RABBITMQ_CONF_ENV_FILE=" + in("none"),
-		// With a host part of localhost no name has to be looked up.
-		fmt.Sprintf("RABBITMQ_NODENAME=cdcpub_%d@localhost", s.ports.amqp),
+		// Unique within the node's own epmd; localhost needs no look-up of a name.
+		"RABBITMQ_NODENAME=cdcpub@localhost",
 		"RABBITMQ_NODE_IP_ADDRESS=127.0.0.1",
 		fmt.Sprintf("RABBITMQ_NODE_PORT=%d", s.ports.amqp),
 		fmt.Sprintf("RABBITMQ_DIST_PORT=%d", s.ports.dist),
 		"ERL_EPMD_ADDRESS=127.0.0.1",
 		fmt.Sprintf("ERL_EPMD_PORT=%d", s.ports.epmd),
+		// Keeps Erlang machines, among them the short-lived one that a booting node
+		// starts for this very purpose, from starting an epmd as a daemon.
+		"ERL_FLAGS=-start_epmd false",
 		fmt.Sprintf("RABBITMQ_CTL_DIST_PORT_MIN=%d", s.ports.ctl),
 		fmt.Sprintf("RABBITMQ_CTL_DIST_PORT_MAX=%d", s.ports.ctl+ctlPorts-1),
 		"RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS=-kernel inet_dist_use_interface {127,0,0,1}",
@@ -261,8 +269,8 @@ func (s *Server) start(ctx context.Context) error {
 	return nil
 }
 
-// startEpmd starts the node's port mapper in the foreground. The node would start
-// one by itself, but as a daemon that outlives it.
+// startEpmd starts the node's port mapper in the foreground. Left to itself the
+// node would start one as a daemon, which outlives it.
 func (s *Server) startEpmd(ctx context.Context, out *os.File) error {
 	if s.epmd != nil && s.epmd.Running() {
 		return nil

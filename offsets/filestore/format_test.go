@@ -128,6 +128,10 @@ func TestADamagedFileIsRefusedAndKept(t *testing.T) {
 			func(b []byte) []byte { return b[:len(b)-trailerSize] },
 			"does not end with its checksum",
 		},
+		"a checksum that is not on a line of its own": {
+			resealed(func(s string) string { return strings.TrimSuffix(s, "\n") }),
+			"does not end with its checksum",
+		},
 		"no newline at the end": {
 			func(b []byte) []byte { return b[:len(b)-1] },
 			"does not end with its checksum",
@@ -172,7 +176,7 @@ func TestADamagedFileIsRefusedAndKept(t *testing.T) {
 		},
 		"cut off JSON": {
 			resealed(func(s string) string { return s[:len(s)/2] + "\n" }),
-			"cannot be understood: unexpected EOF",
+			"cannot be understood",
 		},
 		"two JSON values": {
 			resealed(func(s string) string { return s + "{}\n" }),
@@ -199,7 +203,7 @@ func TestADamagedFileIsRefusedAndKept(t *testing.T) {
 			if !errors.As(err, &corrupt) {
 				t.Fatalf("error %v, want a CorruptError", err)
 			}
-			if !strings.HasPrefix(corrupt.Reason, c.reason) && !strings.Contains(corrupt.Reason, c.reason) {
+			if !strings.Contains(corrupt.Reason, c.reason) {
 				t.Errorf("reason %q, want %q", corrupt.Reason, c.reason)
 			}
 			for _, part := range []string{corrupt.Path, "nothing was changed", "backup", "`cdcpub offset adopt`"} {
@@ -250,7 +254,7 @@ func TestAFlippedBitAnywhereIsRefused(t *testing.T) {
 	good := savedSample(t)
 	dir := t.TempDir()
 	for i := range good {
-		for bit := range 8 {
+		for _, bit := range []int{i % 8, 5} { // bit 5 turns capitals into small letters
 			bad := bytes.Clone(good)
 			bad[i] ^= 1 << bit
 			write(t, dir, bad)

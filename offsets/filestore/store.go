@@ -221,13 +221,14 @@ func (s *Store) save(ctx context.Context, cp offsets.Checkpoint) error {
 	if err != nil {
 		return err
 	}
-	if err := s.writeTemp(data); err != nil {
+	err = s.writeTemp(data)
+	if err == nil {
+		err = s.root.Rename(tempName, checkpointName)
+	}
+	if err != nil {
 		// Best effort, to give a full disk its bytes back: the next Save
 		// overwrites what stays.
 		_ = s.root.Remove(tempName)
-		return err
-	}
-	if err := s.root.Rename(tempName, checkpointName); err != nil {
 		return err
 	}
 	return syncDir(s.root.Open("."))

@@ -1,0 +1,199 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/cdcpub/cdcpub/monitor"
+	"github.com/cdcpub/cdcpub/offsets"
+	"github.com/cdcpub/cdcpub/publish"
+	"github.com/cdcpub/cdcpub/relay"
+	"github.com/cdcpub/cdcpub/wal"
+)
+
+// loopPatience is how long the relay's loop may be silent before the process is
+// no longer live. The loop ticks every 50 ms and waits for nothing.
+const loopPatience = time.Minute
+
+// board gathers what the stages say of themselves into one status. The stages
+// change with every attempt; the counters go on.
+type board struct {
+	cfg     Config
+	started time.Time
+
+	mu      sync.Mutex
+	state   monitor.State
+	reason  string
+	refusal *monitor.Refusal
+	relay   *relay.Relay // nil between attempts
+	pub     *publish.Publisher
+	stream  *wal.Stream
+	last    relay.Stats // of the last attempt, while there is no other
+	before  monitor.Counters
+	lost    uint64 // connections to the broker lost in earlier attempts
+}
+
+func newBoard(cfg Config) *board {
+	return &board{cfg: cfg, started: time.Now().UTC(), state: monitor.StateStarting}
+}
+
+// enter begins a state. A refusal stays visible until the pipeline runs again.
+func (b *board) enter(s monitor.State) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.refusal == nil {
+		b.state = s
+	}
+}
+
+// wait shows why an attempt failed.
+func (b *board) wait(err error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.state, b.refusal, b.reason = monitor.StateWaiting, nil, err.Error()
+}
+
+// refuse shows a refusal and reports whether it is news.
+func (b *board) refuse(r monitor.Refusal) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	known := b.refusal != nil && *b.refusal == r
+	b.state, b.refusal, b.reason = monitor.StateRefused, &r, r.Text
+	return !known
+}
+
+// attach shows the pipeline of an attempt.
+func (b *board) attach(r *relay.Relay, pub *publish.Publisher, src *source) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.relay, b.pub, b.stream = r, pub, src.stream
+	b.state, b.refusal, b.reason = monitor.StateStarting, nil, ""
+}
+
+// detach keeps the counters of the attempt that has ended.
+func (b *board) detach() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.last = b.relay.Stats()
+	b.before = b.counters(b.last)
+	b.lost += b.pub.Stats().ConnectionsLost
+	b.relay, b.pub, b.stream = nil, nil, nil
+}
+
+// counters adds an attempt's figures to those before it. The lock is held.
+func (b *board) counters(s relay.Stats) monitor.Counters {
+	c := b.before
+	if b.relay == nil {
+		return c
+	}
+	w := b.stream.Stats()
+	c.EventsRead += s.Events
+	c.Confirmed += s.Confirms
+	c.Returned += s.Returned
+	c.Nacked += s.Nacked
+	c.Refused += s.Refused
+	c.Retried += s.Retried
+	c.Suppressed += w.Skipped
+	c.Ignored += w.Ignored
+	c.CheckpointSaves += s.Saves
+	c.CheckpointFailures += s.SaveFailures
+	return c
+}
+
+// live fails when the relay's loop stands still. Waiting for a server or for a
+// person is not standing still.
+func (b *board) live() error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.relay == nil {
+		return nil
+	}
+	if at := b.relay.Stats().At; !at.IsZero() && time.Since(at) > loopPatience {
+		return fmt.Errorf("the relay's loop stands still since %s", at.UTC().Format(time.RFC3339))
+	}
+	return nil
+}
+
+func (b *board) status() monitor.Status {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	s := monitor.Status{
+		Version: version, StartedAt: b.started, State: b.state, Reason: b.reason, Refusal: b.refusal,
+		Source: monitor.Source{Slot: b.cfg.Source.Slot, Publication: b.cfg.Source.Publication},
+		Relay:  monitor.Relay{Window: b.cfg.Relay.Window, WindowBytes: int64(b.cfg.Relay.WindowBytes)},
+	}
+	for _, t := range b.cfg.Source.Tables {
+		s.Source.Tables = append(s.Source.Tables, t.qualified())
+	}
+	r := b.last
+	if b.relay != nil {
+		r = b.relay.Stats()
+		p := b.pub.Stats()
+		s.Source.Received = position(offsets.Position{LSN: b.stream.Stats().Received})
+		s.Publisher = monitor.Publisher{Connected: p.Connected == p.Connections, Blocked: p.Blocked > 0, InFlight: p.InFlight,
+			Reconnects: b.lost + p.ConnectionsLost, LastError: p.LastError}
+		s.Relay.Pending, s.Relay.Span, s.Relay.HeldBytes, s.Relay.WaitingAggregates = r.Pending, r.Span, r.HeldBytes, r.WaitingAggregates
+		s.State, s.Reason = stageState(r), runningReason(r, p)
+		s.Ready = s.Publisher.Connected && !s.Publisher.Blocked && !r.Stalled
+	}
+	s.Counters = b.counters(r)
+	s.Stages = stages(r)
+	s.Waiting = waiting(r)
+	return s
+}
+
+// runningReason is the one sentence about a running pipeline: the worst first.
+func runningReason(r relay.Stats, p publish.Stats) string {
+	switch {
+	case r.Stalled && r.SaveFailures > 0:
+		return "the checkpoint cannot be written: nothing is published until it can"
+	case p.Connected < p.Connections && p.LastError != "":
+		return "not connected to the broker: " + p.LastError
+	case p.Connected < p.Connections:
+		return "connecting to the broker"
+	case p.Blocked > 0:
+		return "the broker blocks publishing: it has a memory or disk alarm"
+	case len(r.Waiting) > 0:
+		w := r.Waiting[0]
+		text := fmt.Sprintf("%d aggregates wait, the first is %s %s: %s", r.WaitingAggregates, w.AggregateType, w.AggregateID, w.Reason)
+		if r.Full == "span" || r.Full == "window_bytes" {
+			text += "; nothing new is read: relay." + r.Full + " is used up"
+		}
+		return text
+	default:
+		return ""
+	}
+}
+
+func stages(r relay.Stats) []monitor.Stage {
+	age := 0.0
+	if !r.Oldest.IsZero() {
+		age = time.Since(r.Oldest).Seconds()
+	}
+	return []monitor.Stage{
+		{Name: monitor.StageRead, Position: position(r.Read)},
+		{Name: monitor.StageConfirmed, Position: position(r.Confirmed), OldestUnfinished: &age},
+		{Name: monitor.StageSaved, Position: position(r.Saved)},
+		{Name: monitor.StageAcked, Position: position(r.Saved.Restart())},
+	}
+}
+
+func position(p offsets.Position) monitor.Position {
+	if p.IsZero() {
+		return monitor.Position{}
+	}
+	return monitor.Position{Text: p.String(), LSN: uint64(p.LSN)}
+}
+
+func waiting(r relay.Stats) []monitor.Waiting {
+	var list []monitor.Waiting
+	for _, w := range r.Waiting {
+		list = append(list, monitor.Waiting{AggregateType: w.AggregateType, AggregateID: w.AggregateID, EventID: w.Event,
+			Reason: w.Reason, Attempts: w.Attempts, Since: w.Since})
+	}
+	return list
+}
+
+var errNotRunning = errors.New("cdcpub is not running")

@@ -1,0 +1,235 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/hashicorp/go-hclog"
+
+	"github.com/cdcpub/cdcpub/monitor"
+	"github.com/cdcpub/cdcpub/offsets"
+	"github.com/cdcpub/cdcpub/offsets/filestore"
+	"github.com/cdcpub/cdcpub/publish"
+	"github.com/cdcpub/cdcpub/relay"
+	"github.com/cdcpub/cdcpub/router"
+	"github.com/cdcpub/cdcpub/snapshot"
+	"github.com/cdcpub/cdcpub/wal"
+)
+
+// startTimeout bounds the questions that a start asks, but not the creation of
+// the slot, which waits for the application's transactions.
+const startTimeout = 30 * time.Second
+
+// connector is one wired pipeline, made anew by every attempt.
+type connector struct {
+	cfg               Config
+	router            *router.Router
+	log               hclog.Logger
+	board             *board
+	createPublication bool
+}
+
+// source is where an attempt reads from.
+type source struct {
+	conn     *wal.Conn
+	stream   *wal.Stream
+	snapshot *snapshot.Source // nil: nothing older to publish
+}
+
+func (s *source) close() {
+	if s.snapshot != nil {
+		s.snapshot.Close()
+	}
+	if s.stream != nil {
+		s.stream.Close()
+	}
+	if s.conn != nil {
+		s.conn.Close()
+	}
+}
+
+// attempt starts from the durable state and runs until ctx is cancelled or
+// something fails.
+func (c *connector) attempt(ctx context.Context) error {
+	c.board.enter(monitor.StateStarting)
+	store, err := filestore.Open(c.cfg.Offsets.Path)
+	if err != nil {
+		return err
+	}
+	defer c.closing("state", store.Close)
+	cp, err := store.Acquire(ctx)
+	if err != nil {
+		return err
+	}
+	src := &source{}
+	defer src.close()
+	cp, err = c.open(ctx, store, cp, src)
+	if err != nil {
+		return err
+	}
+	pub, err := publish.New(c.publishConfig())
+	if err != nil {
+		return err
+	}
+	defer c.closing("publisher", func() error {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*time.Second)
+		defer cancel()
+		return pub.Close(ctx)
+	})
+	r, err := relay.New(c.cfg.relayConfig(c.log.Named("relay")), c.router, pub, store)
+	if err != nil {
+		return err
+	}
+	c.board.attach(r, pub, src)
+	defer c.board.detach()
+	err = r.Run(ctx, cp, c.stages(src)...)
+	var mismatch *wal.ResumeMismatchError
+	if errors.As(err, &mismatch) {
+		return c.forgetTransaction(ctx, store, cp, mismatch)
+	}
+	return err
+}
+
+func (c *connector) stages(src *source) []relay.Stage {
+	stages := []relay.Stage{{Source: src.stream, Phase: offsets.PhaseStreaming}}
+	if src.snapshot != nil {
+		stages = append([]relay.Stage{{Source: src.snapshot, Phase: offsets.PhaseSnapshot}}, stages...)
+	}
+	return stages
+}
+
+// closing runs a clean-up whose failure changes nothing any more.
+func (c *connector) closing(what string, f func() error) {
+	if err := f(); err != nil {
+		c.log.Debug("closing was not clean", "what", what, "error", err)
+	}
+}
+
+// open decides where to start and gets the sources going. What it returns is
+// saved already, or is saved by the relay before its first publish.
+func (c *connector) open(ctx context.Context, store *filestore.Store, cp offsets.Checkpoint, src *source) (offsets.Checkpoint, error) {
+	cfg := c.cfg.walConfig()
+	cfg.Logger = c.log.Named("wal")
+	asking, cancel := context.WithTimeout(ctx, startTimeout)
+	defer cancel()
+	conn, err := wal.Connect(asking, cfg)
+	if err != nil {
+		return cp, err
+	}
+	src.conn = conn
+	found, err := c.inspect(asking, conn, cp)
+	if err != nil {
+		return cp, err
+	}
+	plan, err := wal.Decide(cfg, cp, found)
+	if err != nil {
+		return cp, err
+	}
+	if err := c.checkMessageIDs(found); err != nil {
+		return cp, err
+	}
+	first := plan.Action == wal.ActionCreate
+	cp.Source = plan.Source
+	exported := ""
+	if first {
+		c.board.enter(monitor.StateCreating)
+		if cp, exported, err = c.create(ctx, store, conn, cp); err != nil {
+			return cp, err
+		}
+	} else {
+		cp.Pos = plan.Pos
+	}
+	old := first || plan.Action == wal.ActionSnapshot
+	cp.Phase = offsets.PhaseStreaming
+	switch {
+	case old && c.cfg.Snapshot.Mode == "initial":
+		cp.Phase = offsets.PhaseSnapshot
+		sc := c.cfg.snapshotConfig()
+		sc.Exported, sc.Point = exported, cp.Pos.LSN
+		if src.snapshot, err = snapshot.Open(ctx, sc); err != nil {
+			return cp, err
+		}
+	case old:
+		cp.Holes = append(cp.Holes, offsets.Hole{Kind: "snapshot-never", Below: cp.Pos.LSN, Reason: "snapshot.mode is never", Since: time.Now().UTC()})
+	}
+	// The running stream holds the slot: from here on nobody else can read it.
+	starting, cancelStart := context.WithTimeout(ctx, startTimeout)
+	defer cancelStart()
+	if src.stream, err = conn.Start(starting, cp.Pos); err != nil {
+		return cp, err
+	}
+	c.log.Info("reading from the slot", "slot", cfg.Slot, "position", cp.Pos.String(), "phase", string(cp.Phase))
+	return cp, nil
+}
+
+// inspect asks the server, and makes the publication if that was wanted and
+// nothing can have been missed.
+func (c *connector) inspect(ctx context.Context, conn *wal.Conn, cp offsets.Checkpoint) (wal.Findings, error) {
+	found, err := conn.Inspect(ctx)
+	if err != nil || !c.createPublication || found.Publication != nil || found.Slot != nil || cp.Phase != "" {
+		return found, err
+	}
+	if err := conn.CreatePublication(ctx); err != nil {
+		return found, err
+	}
+	return conn.Inspect(ctx)
+}
+
+// create makes the slot. The intent is saved before, so that a slot found after
+// a crash in between is known to be ours.
+func (c *connector) create(ctx context.Context, store *filestore.Store, conn *wal.Conn, cp offsets.Checkpoint) (offsets.Checkpoint, string, error) {
+	cp.Phase = offsets.PhaseCreating
+	if err := store.Save(ctx, cp); err != nil {
+		return cp, "", err
+	}
+	c.log.Info("creating the replication slot; this waits for running transactions", "slot", c.cfg.Source.Slot)
+	slot, err := conn.CreateSlot(ctx)
+	if err != nil {
+		return cp, "", err
+	}
+	cp.Pos = offsets.Position{LSN: slot.ConsistentPoint}
+	return cp, slot.Snapshot, nil
+}
+
+// checkMessageIDs refuses several tables whose event IDs can be equal: a
+// consumer that deduplicates would drop the second.
+func (c *connector) checkMessageIDs(f wal.Findings) error {
+	const uuidOID = 2950
+	if len(f.Tables) < 2 || c.cfg.Router.MessageID != router.DefaultMessageID {
+		return nil
+	}
+	for i, t := range f.Tables {
+		name := c.cfg.Source.Tables[i].Columns.ID
+		if name == "" {
+			name = "id"
+		}
+		for _, col := range t.Columns {
+			if col.Name == name && col.Type != uuidOID {
+				return &wal.Refusal{Cause: wal.Setup, Text: fmt.Sprintf("events of several tables may have equal IDs: column %s of %s is not a uuid", name, t.Name),
+					Hint: `set router.message_id: "{table}:{id}"`}
+			}
+		}
+	}
+	return nil
+}
+
+// forgetTransaction saves the position without its progress inside a
+// transaction, so that the next attempt reads that transaction whole.
+func (c *connector) forgetTransaction(ctx context.Context, store *filestore.Store, cp offsets.Checkpoint, cause error) error {
+	c.log.Warn("reading a transaction again from its beginning", "reason", cause)
+	cp.Pos = cp.Pos.Restart()
+	if err := store.Save(context.WithoutCancel(ctx), cp); err != nil {
+		return err
+	}
+	return cause
+}
+
+func (c *connector) publishConfig() publish.Config {
+	p := c.cfg.Publish
+	return publish.Config{
+		URLs: p.URLs, Lanes: p.Lanes, Mandatory: p.Mandatory, Declare: p.Declare, ConfirmTimeout: p.ConfirmTimeout,
+		MaxMessageBytes: int(p.MaxMessageBytes), Window: c.cfg.Relay.Window, Name: "cdcpub " + c.cfg.Source.Slot, Logger: c.log.Named("publish"),
+	}
+}

@@ -1,0 +1,113 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"math/rand/v2"
+	"time"
+
+	"github.com/cdcpub/cdcpub/monitor"
+	"github.com/cdcpub/cdcpub/offsets/filestore"
+	"github.com/cdcpub/cdcpub/relay"
+	"github.com/cdcpub/cdcpub/wal"
+)
+
+const (
+	recheckAfter = 5 * time.Second
+	retryMin     = 250 * time.Millisecond
+	retryMax     = 15 * time.Second
+	// busyPatience is how long a slot may be in use before that counts as another
+	// connector rather than as the remains of ours: twice the wal_sender_timeout
+	// that wal sets.
+	busyPatience = 45 * time.Second
+	// settled is how long an attempt must have run for the next failure to be
+	// news, not a repetition.
+	settled = time.Minute
+)
+
+// supervise runs attempts until ctx is cancelled. Every attempt starts from the
+// durable state: there is no other way of recovery.
+func supervise(ctx context.Context, c *connector, exitOnRefusal bool) error {
+	var failures int
+	var busySince time.Time
+	for {
+		began := time.Now()
+		err := c.attempt(ctx)
+		if ctx.Err() != nil {
+			return nil
+		}
+		if time.Since(began) > settled {
+			failures = 0
+		}
+		refusal, exit := asRefusal(err)
+		if refusal != nil && refusal.Code == string(wal.SlotBusy) {
+			if busySince.IsZero() {
+				busySince = time.Now()
+			}
+			if time.Since(busySince) < busyPatience {
+				refusal = nil
+			}
+		} else {
+			busySince = time.Time{}
+		}
+		wait := recheckAfter
+		switch {
+		case refusal != nil && exitOnRefusal:
+			return &refusedError{*refusal, exit}
+		case refusal != nil:
+			if c.board.refuse(*refusal) {
+				c.log.Error("refused to go on", "reason", refusal.Text, "hint", refusal.Hint, "code", refusal.Code)
+			}
+		default:
+			failures++
+			wait = jitter(failures)
+			c.board.wait(err)
+			c.log.Warn("starting again", "error", err, "in", wait.Round(time.Millisecond))
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-time.After(wait):
+		}
+	}
+}
+
+// jitter is a random wait up to retryMin doubled with each failure: after a
+// failover all connectors of a database come back at once.
+func jitter(failures int) time.Duration {
+	limit := retryMax
+	if failures < 7 {
+		limit = min(retryMin<<failures, retryMax)
+	}
+	return retryMin + rand.N(limit)
+}
+
+// asRefusal tells what needs a person from what time may heal, and gives the
+// exit code of --exit-on-refusal.
+func asRefusal(err error) (*monitor.Refusal, int) {
+	var refused *wal.Refusal
+	var stopped *relay.StoppedError
+	var corrupt *filestore.CorruptError
+	var newer *filestore.VersionError
+	var locked *filestore.LockedError
+	switch {
+	case errors.As(err, &refused):
+		exit := exitUsage
+		switch refused.Cause {
+		case wal.Gap:
+			exit = exitGap
+		case wal.SlotLost:
+			exit = exitSlotLost
+		}
+		return &monitor.Refusal{Code: string(refused.Cause), Text: refused.Text, Hint: refused.Hint}, exit
+	case errors.As(err, &stopped):
+		return &monitor.Refusal{Code: "policy", Text: stopped.Error(),
+			Hint: "mend the row's cause, or change the relay.on_... policy that stopped it"}, exitPolicy
+	case errors.As(err, &corrupt), errors.As(err, &newer):
+		return &monitor.Refusal{Code: "state", Text: err.Error(), Hint: "nothing was changed"}, exitGap
+	case errors.As(err, &locked):
+		return &monitor.Refusal{Code: "locked", Text: err.Error(), Hint: "give each connector an offsets.path of its own"}, exitUsage
+	default:
+		return nil, 0
+	}
+}
