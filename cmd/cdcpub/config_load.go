@@ -58,14 +58,13 @@ func (e *ConfigError) Error() string {
 
 // LoadConfig returns the configuration: environment beats file beats default.
 // An empty file name means ./cdcpub.yml if there is one. environ is in the form
-// of os.Environ. A command that needs no broker does without its URL. The error
-// is a *ConfigError.
-func LoadConfig(file string, environ []string, broker bool) (Config, error) {
+// of os.Environ. The error is a *ConfigError.
+func LoadConfig(file string, environ []string) (Config, error) {
 	l := loader{origin: map[string]string{}, bad: map[string]bool{}}
 	cfg := NewConfig()
 	l.loadFile(&cfg, file)
 	l.loadEnv(&cfg, environ)
-	for _, p := range cfg.Validate(broker) {
+	for _, p := range cfg.Validate() {
 		// A value that was refused has left the default in its place; what that
 		// default then clashes with is noise.
 		if !slices.ContainsFunc(append(p.also, p.Key), l.refused) {

@@ -18,10 +18,10 @@ import (
 
 // Validate returns what is wrong with c's values, in the order of the keys.
 // Rules between keys name both values. What can only be known with a server or
-// with a table's columns is not its affair. A broker's URL is required if broker
-// is set; one that is there is checked in any case.
-func (c *Config) Validate(broker bool) []Problem {
-	return slices.Concat(c.Source.validate(), c.Snapshot.validate(), c.validateLimits(), c.Publish.validate(broker),
+// with a table's columns is not its affair. Nor is a missing broker URL, which
+// most commands do without; those that are there are checked.
+func (c *Config) Validate() []Problem {
+	return slices.Concat(c.Source.validate(), c.Snapshot.validate(), c.validateLimits(), c.Publish.validate(),
 		c.Offsets.validate(), c.Monitor.validate())
 }
 
@@ -119,11 +119,8 @@ func (c *Config) validateLimits() []Problem {
 	return append(ps, positive("relay.shutdown_timeout", int64(r.ShutdownTimeout))...)
 }
 
-func (p *PublishConfig) validate(broker bool) []Problem {
+func (p *PublishConfig) validate() []Problem {
 	var ps []Problem
-	if broker && len(p.URLs) == 0 {
-		ps = append(ps, Problem{Key: "publish.urls", Text: "is not set: set it in the file or one broker as " + envBrokerURL})
-	}
 	for i, u := range p.URLs {
 		if text := checkBrokerURL(u); text != "" {
 			ps = append(ps, Problem{Key: fmt.Sprintf("publish.urls[%d]", i), Text: text})
