@@ -1,7 +1,7 @@
 # Every target prints its help from the text after "##".
 GO       ?= go
 VERSION  ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
-LINT     := github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
+LINT     := github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.12.2
 # The race detector needs a C compiler; CI has one.
 CC_FOUND := $(shell command -v "$${CC:-gcc}" 2>/dev/null)
 RACE     := $(if $(CC_FOUND),-race,)
