@@ -16,7 +16,7 @@ import (
 type chaos struct {
 	mu     sync.Mutex
 	random *rand.Rand
-	calm   bool
+	cuts   int // of connections still to come; each costs a growing backoff
 	seen   recorder
 	said   map[string]map[router.Kind]bool // by message_id
 	held   map[*fakebroker.Conn]map[uint16][]fakebroker.Message
@@ -27,15 +27,17 @@ func (c *chaos) publish(m fakebroker.Message) {
 	defer c.mu.Unlock()
 	c.seen.saw(m.ID)
 	n := c.random.IntN(1000)
-	if c.calm {
-		n = 999
-	}
 	switch {
-	case n < 2:
-		m.Conn.Cut()
-	case n < 3:
-		m.Conn.Close(320, "CONNECTION_FORCED - scripted")
-	case n < 6:
+	case n < 4 && c.cuts > 0:
+		c.cuts--
+		delete(c.held, m.Conn)
+		if n < 2 {
+			m.Conn.Cut()
+		} else {
+			m.Conn.Close(320, "CONNECTION_FORCED - scripted")
+		}
+	case n < 7:
+		delete(c.held[m.Conn], m.Channel)
 		m.Conn.CloseChannel(m.Channel, []uint16{403, 404, 406, 541}[c.random.IntN(4)], "scripted")
 	case n < 40:
 		c.say(m, router.Nacked)
@@ -87,10 +89,11 @@ func TestRandomFaultsNeitherLoseNorInventNorRepeatAnOutcome(t *testing.T) {
 	t.Logf("seed %d", seed)
 	c := &chaos{
 		random: rand.New(rand.NewPCG(seed, 1)),
+		cuts:   5,
 		said:   make(map[string]map[router.Kind]bool),
 		held:   make(map[*fakebroker.Conn]map[uint16][]fakebroker.Message),
 	}
-	const total, keys, window = 4000, 40, 300
+	const total, keys, window = 3000, 40, 300
 	r, _ := withBroker(t, fakebroker.Script{Publish: c.publish}, func(cfg *Config) {
 		cfg.Window, cfg.PerChannel, cfg.ConfirmTimeout = window, 100, 2*time.Second
 	})

@@ -178,6 +178,15 @@ func TestAgainstAPrivateRabbitMQ(t *testing.T) {
 	t.Run("killed under load and started again", func(t *testing.T) {
 		name := rabbittest.Name(t)
 		rabbittest.Queue(t, server.URL(), name, name, "#", quorum)
+		// RabbitMQ writes the registration of a quorum queue behind. One that was
+		// declared moments before a crash comes back empty and without a leader
+		// (rabbitmq-server issues 10070, 15725): a clean stop rules that out.
+		if _, err := server.Stop(); err != nil {
+			t.Fatal(err)
+		}
+		if err := server.Start(); err != nil {
+			t.Fatal(err)
+		}
 		r := newRig(t, Config{URLs: []string{server.URL()}, Mandatory: true})
 		const total, keys, window = 12000, 50, 2048
 		byKey := make(map[string][]string)
@@ -212,12 +221,8 @@ func TestAgainstAPrivateRabbitMQ(t *testing.T) {
 		r.settle()
 		var first []string
 		seen := make(map[string]bool)
-		retried := 0
-		for seq, o := range r.outcomes { // a queue that is still electing its leader may reject
-			if o.Kind != router.Confirmed {
-				t.Errorf("message %d is %s (%v)", seq, o.Kind, o.Err)
-				retried++
-			}
+		if s := r.p.Stats(); s.Confirmed != total {
+			t.Errorf("not all messages are confirmed: %+v", s)
 		}
 		ch := rabbittest.Channel(t, server.URL())
 		state, err := ch.QueueDeclarePassive(name, true, false, false, false, quorum)

@@ -71,7 +71,7 @@ func (c *Conn) confirm(method uint32, channel uint16, tag uint64, multiple bool)
 	} else {
 		p = append(p, 0)
 	}
-	c.write(methodBytes(channel, method, p))
+	c.writeOpen(channel, methodBytes(channel, method, p))
 }
 
 // Return sends m back as unroutable. A confirm does not follow by itself.
@@ -91,7 +91,7 @@ func (c *Conn) Return(m Message) {
 	if len(m.Body) > 0 {
 		b = append(b, frame(frameBody, m.Channel, m.Body)...)
 	}
-	c.write(b)
+	c.writeOpen(m.Channel, b)
 }
 
 // CloseChannel ends one channel with an error. What the client has sent on it
@@ -146,6 +146,14 @@ func (c *Conn) ResumeReading() {
 	case <-c.resume:
 	default:
 		close(c.resume)
+	}
+}
+
+// writeOpen writes unless CloseChannel has ended the channel: on a closed one a
+// broker says nothing more, and a client would take it for a protocol error.
+func (c *Conn) writeOpen(channel uint16, b []byte) {
+	if !c.isClosed(channel) {
+		c.write(b)
 	}
 }
 
