@@ -48,7 +48,7 @@ func runWithServer(m testproc.Runner) (int, error) {
 		return 1, err
 	}
 	if err := os.Setenv(serverVariable, s.DSN("postgres")); err != nil {
-		return 1, err
+		return 1, errors.Join(err, s.Close())
 	}
 	code := m.Run()
 	if code != 0 {

@@ -115,8 +115,13 @@ func killTree(postmaster *testproc.Process) error {
 	if !postmaster.Running() {
 		return nil
 	}
-	// Stopped, it neither starts children nor reacts to the death of one.
+	ctx, cancel := context.WithTimeout(context.Background(), stopLimit)
+	defer cancel()
+	// Once stopped, it neither starts children nor reacts to the death of one.
 	if err := postmaster.Signal(syscall.SIGSTOP); err != nil {
+		return err
+	}
+	if err := awaitState(ctx, postmaster.PID(), 'T'); err != nil {
 		return err
 	}
 	children, err := childrenOf(postmaster.PID())
@@ -131,7 +136,12 @@ func killTree(postmaster *testproc.Process) error {
 			return fmt.Errorf("kill process %d: %w", pid, err)
 		}
 	}
-	return awaitGone(children)
+	for _, pid := range children {
+		if err := awaitState(ctx, pid, stateZombie); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // childrenOf reads the parents of all processes.
@@ -153,27 +163,26 @@ func childrenOf(parent int) ([]int, error) {
 	return pids, nil
 }
 
-// awaitGone waits for processes that are not children of this one. A zombie counts
-// as gone: it holds no memory, and in a container nobody may reap it.
-func awaitGone(pids []int) error {
-	ctx, cancel := context.WithTimeout(context.Background(), stopLimit)
-	defer cancel()
-	ticker := time.NewTicker(5 * time.Millisecond)
+// stateZombie is the state of a process that has ended. It holds no memory any
+// more, and in a container perhaps nobody ever reaps it.
+const stateZombie = 'Z'
+
+// awaitState waits until a process, not necessarily a child of this one, is in a
+// state of proc(5), or gone.
+func awaitState(ctx context.Context, pid int, want byte) error {
+	ticker := time.NewTicker(time.Millisecond)
 	defer ticker.Stop()
-	for _, pid := range pids {
-		for {
-			state, _, err := processState(pid)
-			if errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ESRCH) || state == 'Z' {
-				break
-			}
-			select {
-			case <-ticker.C:
-			case <-ctx.Done():
-				return fmt.Errorf("wait for killed process %d: %w", pid, ctx.Err())
-			}
+	for {
+		state, _, err := processState(pid)
+		if errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ESRCH) || state == want || state == stateZombie {
+			return nil
+		}
+		select {
+		case <-ticker.C:
+		case <-ctx.Done():
+			return fmt.Errorf("wait for state %c of process %d: %w", want, pid, ctx.Err())
 		}
 	}
-	return nil
 }
 
 // processState reads state and parent from /proc/PID/stat. They follow the

@@ -66,11 +66,8 @@ func TestReady(t *testing.T) {
 
 func TestStopOfAProcessThatDoesNotEndIsAnError(t *testing.T) {
 	p := start(t, "exec sleep 60")
-	// A stopped process gets no signal but SIGKILL.
-	if err := p.Signal(syscall.SIGSTOP); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := p.Stop(syscall.SIGTERM, 20*time.Millisecond); err == nil {
+	const ignoredByDefault = syscall.SIGWINCH
+	if _, err := p.Stop(ignoredByDefault, 20*time.Millisecond); err == nil {
 		t.Error("no error")
 	}
 	if !p.Running() {

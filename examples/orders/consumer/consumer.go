@@ -13,7 +13,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"sync"
 
 	amqp "github.com/rabbitmq/amqp091-go"
 )
@@ -44,12 +43,11 @@ type Counts struct {
 	Duplicates int // deliveries of events that had been delivered before
 }
 
-// Consumer has a connection to the broker and a queue there.
+// Consumer has a connection to the broker and a queue there. One goroutine uses
+// it; another may Close it.
 type Consumer struct {
-	conn *amqp.Connection
-	ch   *amqp.Channel
-
-	mu     sync.Mutex
+	conn   *amqp.Connection
+	ch     *amqp.Channel
 	seen   map[string]bool
 	counts Counts
 }
@@ -98,6 +96,7 @@ func (c *Consumer) declare() error {
 // when handle fails or the channel closes; what was not acknowledged the broker
 // delivers again, to the next consumer.
 func (c *Consumer) Run(ctx context.Context, handle func(Event) error) error {
+	closed := c.ch.NotifyClose(make(chan *amqp.Error, 1))
 	deliveries, err := c.ch.ConsumeWithContext(ctx, queue, "", false, false, false, false, nil)
 	if err != nil {
 		return fmt.Errorf("consume %s: %w", queue, err)
@@ -111,7 +110,7 @@ func (c *Consumer) Run(ctx context.Context, handle func(Event) error) error {
 				return nil // which also closes deliveries
 			}
 			if !open {
-				return errors.New("consume: the broker has closed the channel")
+				return fmt.Errorf("consume %s: channel closed: %w", queue, reason(<-closed))
 			}
 			if err := handle(c.receive(d)); err != nil {
 				return fmt.Errorf("handle event %s: %w", d.MessageId, err)
@@ -125,9 +124,16 @@ func (c *Consumer) Run(ctx context.Context, handle func(Event) error) error {
 	}
 }
 
+// reason turns what NotifyClose sent into an error; after our own Close, and when
+// only the queue was deleted, that is nothing.
+func reason(e *amqp.Error) error {
+	if e == nil {
+		return amqp.ErrClosed
+	}
+	return e
+}
+
 func (c *Consumer) receive(d amqp.Delivery) Event {
-	c.mu.Lock()
-	defer c.mu.Unlock()
 	again := c.seen[d.MessageId]
 	if again {
 		c.counts.Duplicates++
@@ -142,10 +148,8 @@ func (c *Consumer) receive(d amqp.Delivery) Event {
 	return e
 }
 
-// Counts returns what has been received so far.
+// Counts returns what has been received so far: for handle, and after Run.
 func (c *Consumer) Counts() Counts {
-	c.mu.Lock()
-	defer c.mu.Unlock()
 	return c.counts
 }
 
