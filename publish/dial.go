@@ -7,6 +7,7 @@ import (
 	"net/url"
 	"strconv"
 	"strings"
+	"syscall"
 	"time"
 
 	amqp "github.com/rabbitmq/amqp091-go"
@@ -21,7 +22,9 @@ const (
 	keepAliveCount    = 3
 	// userTimeout is how long sent data may stay unacknowledged by the peer's
 	// kernel. On Linux it replaces the count of keepalive probes (tcp(7)), so it
-	// says the same.
+	// says the same. It also ends a connection whose peer acknowledges but has
+	// closed its receive window for so long, which is what a broker under a
+	// memory alarm does; so it is off while the broker blocks us.
 	userTimeout = keepAliveIdle + keepAliveCount*keepAliveInterval
 )
 
@@ -30,7 +33,7 @@ func newDialer() *net.Dialer {
 		KeepAliveConfig: net.KeepAliveConfig{
 			Enable: true, Idle: keepAliveIdle, Interval: keepAliveInterval, Count: keepAliveCount,
 		},
-		Control: setUserTimeout,
+		Control: func(_, _ string, c syscall.RawConn) error { return setUserTimeout(c, userTimeout) },
 	}
 }
 

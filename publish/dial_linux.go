@@ -2,17 +2,18 @@ package publish
 
 import (
 	"syscall"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
 
-// setUserTimeout makes a write to a peer that has vanished fail within
-// userTimeout; by default Linux retransmits for about a quarter of an hour
+// setUserTimeout makes a write to a peer that has vanished fail within d. Zero
+// restores Linux's default, which retransmits for about a quarter of an hour
 // (tcp_retries2).
-func setUserTimeout(_, _ string, c syscall.RawConn) error {
+func setUserTimeout(c syscall.RawConn, d time.Duration) error {
 	var err error
 	if cerr := c.Control(func(fd uintptr) {
-		err = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT, int(userTimeout.Milliseconds()))
+		err = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT, int(d.Milliseconds()))
 	}); cerr != nil {
 		return cerr
 	}

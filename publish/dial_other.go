@@ -2,7 +2,10 @@
 
 package publish
 
-import "syscall"
+import (
+	"syscall"
+	"time"
+)
 
 // setUserTimeout does nothing: heartbeats and keepalive notice a lost peer.
-func setUserTimeout(string, string, syscall.RawConn) error { return nil }
+func setUserTimeout(syscall.RawConn, time.Duration) error { return nil }

@@ -28,6 +28,9 @@
 // unsettled message and sends all of them again, in order. So a queue may see a
 // message twice, but sees first occurrences in order.
 //
+// A message that is decided without being sent still waits for its turn, so its
+// outcome too may wait for the broker to come back.
+//
 // # What a lane may have in flight
 //
 //	after any teardown   one message, until the broker has answered for it

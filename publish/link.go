@@ -144,8 +144,10 @@ func (k *link) watch(ctx context.Context, c *conn) error {
 			}
 			c.setBlocked(b.Active)
 			if b.Active {
+				c.transport.setUserTimeout(0)
 				k.log.Warn("broker blocks publishing", "reason", b.Reason)
 			} else {
+				c.transport.setUserTimeout(userTimeout)
 				k.log.Info("broker no longer blocks publishing")
 			}
 		case e := <-c.lost:

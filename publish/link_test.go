@@ -6,6 +6,7 @@ import (
 	"errors"
 	"net"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -77,21 +78,19 @@ func TestCloseWhileNoBrokerIsThere(t *testing.T) {
 
 func TestABrokerThatComesLateGetsEverything(t *testing.T) {
 	var seen recorder
-	r, b := withBroker(t, fakebroker.Script{Publish: func(m fakebroker.Message) {
+	var attempts atomic.Int32
+	r, _ := withBroker(t, fakebroker.Script{Publish: func(m fakebroker.Message) {
 		seen.saw(m.ID)
 		m.Conn.Ack(m.Channel, m.Tag, false)
 	}}, single, func(c *Config) {
-		first := c.dial
-		attempts := 0
+		dial := c.dial
 		c.dial = func(ctx context.Context, network, addr string) (net.Conn, error) {
-			if attempts++; attempts < 4 {
+			if attempts.Add(1) < 6 {
 				return nil, errors.New("scripted: not yet")
 			}
-			return first(ctx, network, addr)
+			return dial(ctx, network, addr)
 		}
-		c.Lanes = 1
 	})
-	_ = b
 	messages := ids("m", 50)
 	r.publish(messages...)
 	r.settle()

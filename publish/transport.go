@@ -122,3 +122,15 @@ func (t *transport) Abort() {
 	t.closing, t.pending = true, nil
 	t.signal()
 }
+
+// setUserTimeout changes how long the kernel waits for the peer; zero is its
+// default. It is of no effect on what is not TCP.
+func (t *transport) setUserTimeout(d time.Duration) {
+	tcp, ok := t.raw.(*net.TCPConn)
+	if !ok {
+		return
+	}
+	if raw, err := tcp.SyscallConn(); err == nil {
+		_ = setUserTimeout(raw, d) // fails only if closed already
+	}
+}

@@ -238,7 +238,7 @@ func (r *Relay) submit() {
 			r.publish(it)
 		}
 	}
-	for len(r.current) > 0 && r.out < r.cfg.Window {
+	for len(r.current) > 0 && r.out < r.cfg.Window && !r.ahead(r.current[0]) {
 		it := r.current[0]
 		r.current = r.current[1:]
 		if it.invalid != nil {
@@ -249,6 +249,14 @@ func (r *Relay) submit() {
 			r.publish(it)
 		}
 	}
+}
+
+// ahead reports whether it lies so far beyond the last checkpoint that a crash
+// would repeat more than a window and what may be confirmed between checkpoints:
+// a slow disk then slows publishing. While an aggregate waits the checkpoint
+// stands still by design, and Span is the limit.
+func (r *Relay) ahead(it *item) bool {
+	return it.seq >= r.saver.events+uint64(r.cfg.Window+r.cfg.Every) && len(r.queues.waiting) == 0
 }
 
 func (r *Relay) publish(it *item) {

@@ -196,6 +196,27 @@ func TestSaving(t *testing.T) {
 			r.wantSaved(at(r.lsn))
 			r.stop()
 		},
+		"a crash repeats no more than the window and what is between two checkpoints": func(t *testing.T) {
+			r := start(t, func(c *Config) { c.Every = 4 })
+			r.pub.answer = func(sent) router.Kind { return router.Confirmed }
+			disk := make(chan struct{})
+			r.store.blockUntil(disk)
+			var events []string
+			for i := range 20 {
+				events = append(events, fmt.Sprintf("a%d", i))
+			}
+			r.batch(events...)
+			r.pass(time.Second)
+			if n := len(r.pub.sent); n != 8+4 {
+				t.Errorf("%d events are sent beyond the last checkpoint, want the window of 8 and 4 more", n)
+			}
+			close(disk)
+			r.pass(time.Second)
+			if n := len(r.pub.sent); n != 20 {
+				t.Errorf("%d of 20 events are sent after the checkpoint", n)
+			}
+			r.stop()
+		},
 		"being fenced ends the run at once": func(t *testing.T) {
 			r := start(t, nil)
 			r.batch("a1", "b1")

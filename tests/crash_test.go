@@ -36,13 +36,19 @@ func seed(t *testing.T) uint64 {
 
 func quorum() amqp.Table { return amqp.Table{"x-queue-type": "quorum"} }
 
+// startBroker starts a broker with room for a backlog: its alarms are another
+// test's affair.
+func startBroker(t *testing.T) *rabbittest.Server {
+	return rabbittest.Start(t, rabbittest.Setting("vm_memory_high_watermark.absolute", "4GB"))
+}
+
 // Kill -9 at random moments: during the very first start, in the snapshot, and
 // twenty times under load.
 func TestKilledConnectorLosesNothing(t *testing.T) {
 	const firstStarts, snapshots, streaming, oldRows = 4, 3, 20, 20_000
 	s := seed(t)
 	rng := rand.New(rand.NewPCG(s, 99))
-	pg, mq := pgtest.Start(t), rabbittest.Start(t)
+	pg, mq := pgtest.Start(t), startBroker(t)
 	dsn, url, name := pg.DSN("postgres"), mq.URL(), "crash"
 	c := newConnector(t, dsn, url, name)
 	c.must("init", "--create-table")
@@ -71,7 +77,7 @@ func TestKilledConnectorLosesNothing(t *testing.T) {
 	}
 	c.start()
 	eventually(t, time.Minute, "the snapshot is complete", func() bool { return c.status().State == "streaming" })
-	l := startLoad(t, dsn, 4, s, 10*time.Millisecond)
+	l := startLoad(t, dsn, 4, s, 50*time.Millisecond)
 	wait(t.Context(), time.Second)
 	for range streaming {
 		kill()
@@ -100,7 +106,7 @@ func TestKilledConnectorLosesNothing(t *testing.T) {
 // Everything around the connector restarts under load while it stays up.
 func TestRestartedServersLoseNothing(t *testing.T) {
 	s := seed(t)
-	pg, mq := pgtest.Start(t), rabbittest.Start(t)
+	pg, mq := pgtest.Start(t), startBroker(t)
 	dsn, url, name := pg.DSN("postgres"), mq.URL(), "restarts"
 	c := newConnector(t, dsn, url, name)
 	c.must("init", "--create-table")
@@ -108,7 +114,7 @@ func TestRestartedServersLoseNothing(t *testing.T) {
 	rabbittest.Queue(t, url, name, name+".order", "#", quorum())
 	c.start()
 	eventually(t, time.Minute, "the connector is ready", func() bool { return c.status().Ready })
-	l := startLoad(t, dsn, 3, s, 20*time.Millisecond)
+	l := startLoad(t, dsn, 3, s, 50*time.Millisecond)
 
 	check := func(err error) {
 		t.Helper()

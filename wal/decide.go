@@ -39,6 +39,10 @@ func Decide(cfg Config, saved offsets.Checkpoint, f Findings) (Plan, error) {
 	if r := checkIdentity(saved, f); r != nil {
 		return Plan{}, r
 	}
+	// Before the publication: that it is missing too must not hide the loss.
+	if f.Slot == nil && saved.Phase != "" && saved.Phase != offsets.PhaseCreating {
+		return Plan{}, refuse(SlotLost, recoverHint, "replication slot %q does not exist, but position %s is saved: events after it are lost", cfg.Slot, saved.Pos)
+	}
 	if r := checkPublication(cfg, saved, f); r != nil {
 		return Plan{}, r
 	}
@@ -53,11 +57,9 @@ func Decide(cfg Config, saved offsets.Checkpoint, f Findings) (Plan, error) {
 func decidePosition(cfg Config, saved offsets.Checkpoint, f Findings) (Plan, error) {
 	plan := Plan{Source: f.Source}
 	switch {
-	case f.Slot == nil && (saved.Phase == "" || saved.Phase == offsets.PhaseCreating):
+	case f.Slot == nil:
 		plan.Action = ActionCreate
 		return plan, nil
-	case f.Slot == nil:
-		return plan, refuse(SlotLost, recoverHint, "replication slot %q does not exist, but position %s is saved: events after it are lost", cfg.Slot, saved.Pos)
 	case saved.Phase == "":
 		return plan, refuse(Gap, "set source.slot to a name of its own, bring back the state directory, or drop the slot with cdcpub teardown",
 			"replication slot %q exists (confirmed up to %s), but nothing is saved here: it may be another connector's", cfg.Slot, confirmed(f.Slot))

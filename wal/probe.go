@@ -4,19 +4,61 @@ import (
 	"context"
 	"crypto/tls"
 	"net"
+	"sync"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgconn"
 )
 
-// serverStopping asks the server, over a connection of its own, whether it is
-// shutting down. A walsender whose socket is full says nothing, and one that we
-// keep alive with status messages waits for ever; but the postmaster refuses a
-// new connection with a code of its own, before it asks for a password.
-func (s *Stream) serverStopping(ctx context.Context) bool {
+// prober finds out whether the server is shutting down while we are behind. A
+// walsender sends the whole backlog before it stops, and with a full socket it
+// says nothing at all; status messages keep it waiting for ever. But the
+// postmaster refuses a new connection with a code of its own, before it asks for
+// a password. A connection that is kept open for this would not do: a smart
+// shutdown would wait for it.
+type prober struct {
+	cfg    *pgconn.Config
+	cancel context.CancelFunc
+	ctx    context.Context // of running probes
+	probes sync.WaitGroup
+	answer chan bool
+	asking bool
+	next   time.Time
+}
+
+func newProber(cfg *pgconn.Config) prober {
+	ctx, cancel := context.WithCancel(context.Background())
+	return prober{cfg: cfg, ctx: ctx, cancel: cancel, answer: make(chan bool, 1)}
+}
+
+// watchShutdown asks the server, if we are behind and did not ask just now, and
+// returns ErrServerStopping once it has said so. It does not wait for the answer.
+func (p *prober) watchShutdown(now time.Time, behind bool) error {
+	select {
+	case stopping := <-p.answer:
+		p.asking = false
+		if stopping && behind {
+			return ErrServerStopping
+		}
+	default:
+	}
+	if behind && !p.asking && now.After(p.next) {
+		p.asking, p.next = true, now.Add(stopPatience)
+		p.probes.Go(func() { p.answer <- serverStopping(p.ctx, p.cfg) })
+	}
+	return nil
+}
+
+// finish ends a running probe and waits for it.
+func (p *prober) finish() {
+	p.cancel()
+	p.probes.Wait()
+}
+
+func serverStopping(ctx context.Context, cfg *pgconn.Config) bool {
 	ctx, cancel := context.WithTimeout(ctx, stopPatience)
 	defer cancel()
-	conn, err := pgconn.ConnectConfig(ctx, s.probeConfig())
+	conn, err := pgconn.ConnectConfig(ctx, cfg)
 	if err != nil {
 		switch sqlState(err) {
 		case "57P01", "57P02", "57P03": // admin_shutdown, crash_shutdown, cannot_connect_now
@@ -30,8 +72,8 @@ func (s *Stream) serverStopping(ctx context.Context) bool {
 	return false
 }
 
-// probeConfig asks the very server that we stream from, in the way in which it
-// was reached.
+// probeConfig leads to the very server that we stream from, in the way in which
+// it was reached.
 func (s *Stream) probeConfig() *pgconn.Config {
 	cfg := s.params.Copy()
 	// An ordinary connection: our walsender may be the last that is allowed.

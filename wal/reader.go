@@ -21,6 +21,7 @@ type reader struct {
 
 	restart offsets.LSN // everything that committed below it has been gathered
 	begin   pgoutput.Begin
+	lag     time.Duration // between that commit and its sending, by the server's clock
 	inTx    bool
 	ordinal uint64           // in-scope events seen of this transaction
 	resume  offsets.Position // where the last process stopped inside a transaction
@@ -147,6 +148,9 @@ func (s *Stream) copyData(data []byte) error {
 		}
 		m, err := pgoutput.Decode(x.WALData)
 		if err == nil {
+			if begin, ok := m.(pgoutput.Begin); ok {
+				s.lag = x.ServerTime.Sub(begin.CommitTime)
+			}
 			err = s.handle(m)
 		}
 		var refusal *Refusal
@@ -165,6 +169,7 @@ func (s *Stream) copyData(data []byte) error {
 // progress once those rows are done.
 func (s *Stream) keepalive(walEnd offsets.LSN, reply bool) error {
 	if !s.inTx {
+		s.lag = 0 // it has nothing more to send
 		s.advanceReceived(walEnd)
 		s.progress(walEnd)
 	}

@@ -54,7 +54,6 @@ type Stream struct {
 	cfg     Config
 	pg      *pgconn.PgConn
 	params  *pgconn.Config
-	probes  sync.WaitGroup
 	skipped *atomic.Bool // the server skipped the publication
 
 	batches chan outbox.Batch
@@ -67,6 +66,7 @@ type Stream struct {
 	received, events, resumed, ignored atomic.Uint64
 
 	reader // owned by the goroutine of run
+	prober // likewise
 }
 
 // Start begins streaming at pos, which must not be zero, and takes the
@@ -97,6 +97,7 @@ func (c *Conn) Start(ctx context.Context, pos offsets.Position) (*Stream, error)
 	s.acked.Store(uint64(pos.LSN))
 	s.received.Store(uint64(pos.LSN))
 	s.reader = newReader(pos)
+	s.prober = newProber(s.probeConfig())
 	go s.run()
 	return s, nil
 }
@@ -147,8 +148,6 @@ func (s *Stream) Stats() Stats {
 
 // run owns the socket: it reads, hands batches on, and alone writes.
 func (s *Stream) run() {
-	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
-	defer cancel()
 	err := s.loop()
 	if errors.Is(err, errStopped) {
 		// A last status that is lost costs the server a little WAL, nothing else.
@@ -156,10 +155,13 @@ func (s *Stream) run() {
 		err = nil
 	}
 	s.err = err
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
+	defer cancel()
 	_ = s.pg.Close(ctx) // says only that a connection we no longer want is gone
-	s.probes.Wait()
-	close(s.batches)
+	s.prober.finish()
+	// In this order: who sees the batches end asks Err at once.
 	close(s.done)
+	close(s.batches)
 }
 
 var errStopped = errors.New("stopped")
@@ -210,6 +212,9 @@ func (s *Stream) duties(now time.Time) error {
 	if s.skipped.Load() {
 		return &Refusal{Cause: Gap, Text: errPublicationSkipped.Error(), Hint: recoverHint}
 	}
+	if err := s.watchShutdown(now, s.lag > stopPatience); err != nil {
+		return err
+	}
 	return s.status(now)
 }
 
@@ -253,9 +258,6 @@ func (s *Stream) handOver() error {
 	since := time.Now()
 	timer := time.NewTicker(readTick)
 	defer timer.Stop()
-	ctx, cancel := context.WithCancel(context.Background())
-	defer cancel()
-	var serverStops chan bool
 	for {
 		select {
 		case s.batches <- s.batch:
@@ -265,19 +267,12 @@ func (s *Stream) handOver() error {
 			return nil
 		case <-s.stop:
 			return errStopped
-		case stops := <-serverStops:
-			if stops {
-				return ErrServerStopping
-			}
-			serverStops, since = nil, time.Now()
 		case now := <-timer.C:
-			if err := s.status(now); err != nil {
+			if err := s.watchShutdown(now, now.Sub(since) > stopPatience); err != nil {
 				return err
 			}
-			if serverStops == nil && now.Sub(since) >= stopPatience {
-				serverStops = make(chan bool, 1)
-				result := serverStops
-				s.probes.Go(func() { result <- s.serverStopping(ctx) })
+			if err := s.status(now); err != nil {
+				return err
 			}
 		}
 	}

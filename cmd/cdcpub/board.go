@@ -135,13 +135,25 @@ func (b *board) status() monitor.Status {
 		s.Publisher = monitor.Publisher{Connected: p.Connected == p.Connections, Blocked: p.Blocked > 0, InFlight: p.InFlight,
 			Reconnects: b.lost + p.ConnectionsLost, LastError: p.LastError}
 		s.Relay.Pending, s.Relay.Span, s.Relay.HeldBytes, s.Relay.WaitingAggregates = r.Pending, r.Span, r.HeldBytes, r.WaitingAggregates
-		s.State, s.Reason = stageState(r), runningReason(r, p)
-		s.Ready = s.Publisher.Connected && !s.Publisher.Blocked && !r.Stalled
+		s.State, s.Reason = stageState(r.Phase), runningReason(r, p)
+		s.Ready = r.Phase != "" && s.Publisher.Connected && !s.Publisher.Blocked && !r.Stalled
 	}
 	s.Counters = b.counters(r)
 	s.Stages = stages(r)
 	s.Waiting = waiting(r)
 	return s
+}
+
+// stageState names what the relay reads; before its first tick it has no phase.
+func stageState(p offsets.Phase) monitor.State {
+	switch p {
+	case offsets.PhaseSnapshot:
+		return monitor.StateSnapshot
+	case offsets.PhaseStreaming:
+		return monitor.StateStreaming
+	default:
+		return monitor.StateStarting
+	}
 }
 
 // runningReason is the one sentence about a running pipeline: the worst first.

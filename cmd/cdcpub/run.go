@@ -9,7 +9,6 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/cdcpub/cdcpub/monitor"
-	"github.com/cdcpub/cdcpub/relay"
 	"github.com/cdcpub/cdcpub/router"
 )
 
@@ -100,12 +99,4 @@ func (e *refusedError) Error() string {
 		return "refused: " + e.refusal.Text
 	}
 	return fmt.Sprintf("refused: %s; %s", e.refusal.Text, e.refusal.Hint)
-}
-
-// stages of the relay by name, for the board.
-func stageState(s relay.Stats) monitor.State {
-	if s.Phase == "snapshot" {
-		return monitor.StateSnapshot
-	}
-	return monitor.StateStreaming
 }

@@ -110,7 +110,7 @@ func (c *Consumer) Run(ctx context.Context, handle func(Event) error) error {
 				return nil // which also closes deliveries
 			}
 			if !open {
-				return fmt.Errorf("consume %s: channel closed: %w", queue, reason(<-closed))
+				return fmt.Errorf("consume %s: %w", queue, reason(closed))
 			}
 			if err := handle(c.receive(d)); err != nil {
 				return fmt.Errorf("handle event %s: %w", d.MessageId, err)
@@ -124,13 +124,17 @@ func (c *Consumer) Run(ctx context.Context, handle func(Event) error) error {
 	}
 }
 
-// reason turns what NotifyClose sent into an error; after our own Close, and when
-// only the queue was deleted, that is nothing.
-func reason(e *amqp.Error) error {
-	if e == nil {
-		return amqp.ErrClosed
+// reason says why the deliveries ended. An error of the channel was sent before;
+// there is none if the queue was deleted or the connection closed by us.
+func reason(closed <-chan *amqp.Error) error {
+	select {
+	case e := <-closed:
+		if e != nil {
+			return e
+		}
+	default:
 	}
-	return e
+	return errors.New("the queue was deleted or the connection closed")
 }
 
 func (c *Consumer) receive(d amqp.Delivery) Event {

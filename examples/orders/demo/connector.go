@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"net"
 	"net/http"
 	"os"
@@ -21,6 +22,8 @@ const (
 	tailLines = 30
 )
 
+var errEnded = errors.New("the connector has ended by itself")
+
 // connector runs the program under its real conditions: a process of its own,
 // configured by its environment, with nothing but its state directory to
 // remember by. One goroutine uses it.
@@ -31,7 +34,7 @@ type connector struct {
 	monitor string // host:port
 
 	cmd   *exec.Cmd     // of the newest process
-	ended chan struct{} // closed when that has ended; nil before the first
+	ended chan struct{} // closed when that has ended; nil if none is meant to run
 }
 
 func newConnector(program, dir, dsn, broker string) (*connector, error) {
@@ -39,15 +42,11 @@ func newConnector(program, dir, dsn, broker string) (*connector, error) {
 	if err != nil {
 		return nil, fmt.Errorf("find the connector: %w", err)
 	}
-	// A free port, kept over the restart so that the status stays where it was.
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+	monitor, err := freeAddress()
 	if err != nil {
-		return nil, fmt.Errorf("find a free port: %w", err)
+		return nil, err
 	}
-	c := &connector{program: program, dir: dir, monitor: l.Addr().String()}
-	if err := l.Close(); err != nil {
-		return nil, fmt.Errorf("find a free port: %w", err)
-	}
+	c := &connector{program: program, dir: dir, monitor: monitor}
 	// The settings of the user's own connector are not for this one.
 	for _, e := range os.Environ() {
 		if !strings.HasPrefix(e, "CDCPUB_") {
@@ -62,16 +61,35 @@ func newConnector(program, dir, dsn, broker string) (*connector, error) {
 	return c, nil
 }
 
+// freeAddress chooses a port of the loopback interface, so that the status stays
+// where it was over the restart. It lies below Linux's usual range for outgoing
+// connections (32768 and up), of which one could be given it while the connector
+// is down.
+func freeAddress() (string, error) {
+	const low, high, attempts = 10_000, 32_000, 100
+	for range attempts {
+		l, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", low+rand.IntN(high-low)))
+		if err == nil {
+			return l.Addr().String(), l.Close()
+		}
+	}
+	return "", fmt.Errorf("find a free port: %d random ones are all taken", attempts)
+}
+
 // command also sets the working directory, since a cdcpub.yml in the user's would
-// be read.
+// be read, and a process group: the terminal's Ctrl-C is for the demo, which stops
+// the connector last. It must not outlive the demo, however that ends.
 func (c *connector) command(ctx context.Context, args ...string) *exec.Cmd {
 	cmd := exec.CommandContext(ctx, c.program, args...)
 	cmd.Dir, cmd.Env = c.dir, c.environ
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 	return cmd
 }
 
 // init runs `cdcpub init`.
 func (c *connector) init(ctx context.Context, s *screen) error {
+	runtime.LockOSThread() // as in start
+	defer runtime.UnlockOSThread()
 	out, err := c.command(ctx, "init", "--create-table").CombinedOutput()
 	text := strings.TrimSpace(string(out))
 	if err != nil {
@@ -92,9 +110,6 @@ func (c *connector) start(ctx context.Context) error {
 	defer log.Close()
 	cmd := c.command(context.WithoutCancel(ctx), "run")
 	cmd.Stdout, cmd.Stderr = log, log
-	// In a group of its own, it does not get the terminal's Ctrl-C: it is to be
-	// stopped last. It must not outlive the demo, however that ends.
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 	started, ended := make(chan error), make(chan struct{})
 	go func() {
 		// The death signal is sent when the thread that forked ends, not the process
@@ -139,39 +154,28 @@ func (c *connector) ready(ctx context.Context) error {
 }
 
 // wait returns after limit or when ctx ends, and with an error when the connector
-// has ended.
+// ends although it is meant to run.
 func (c *connector) wait(ctx context.Context, limit time.Duration) error {
 	timer := time.NewTimer(limit)
 	defer timer.Stop()
 	select {
 	case <-timer.C:
-	case <-ctx.Done():
-	case <-c.ended:
-	}
-	if c.running() || c.ended == nil {
 		return nil
-	}
-	return errors.New("the connector has ended by itself")
-}
-
-func (c *connector) running() bool {
-	if c.ended == nil {
-		return false
-	}
-	select {
+	case <-ctx.Done():
+		return nil
 	case <-c.ended:
-		return false
-	default:
-		return true
+		return errEnded
 	}
 }
 
-// kill ends the connector as a crash would, if it runs, and waits for that.
+// kill ends the connector as a crash would and waits for that.
 func (c *connector) kill() {
-	if c.running() {
-		_ = c.cmd.Process.Kill() // fails only if it has ended just now
-		<-c.ended
+	if c.ended == nil {
+		return
 	}
+	_ = c.cmd.Process.Kill() // fails only if it has ended already
+	<-c.ended
+	c.ended = nil
 }
 
 // terminate asks the connector to stop, which it must do within stopTime and

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"net/url"
 	"os"
 	"strconv"
@@ -76,10 +77,13 @@ func (d *demo) run(ctx, stop context.Context, program, dir string) error {
 	cdcpub.kill() // unless it has ended as it should
 	consuming()
 	err = errors.Join(err, c.Close())
+	if ctx.Err() == nil {
+		err = errors.Join(err, d.compare(ctx, conn, got, c.Counts()))
+	}
 	if err != nil {
 		return cdcpub.explain(err)
 	}
-	return d.compare(ctx, conn, got, c.Counts())
+	return nil
 }
 
 // createDatabase creates the database of the demo on the server of dsn.
@@ -155,7 +159,9 @@ func (d *demo) play(ctx, stop context.Context, c *connector) error {
 		kill = min(kill, d.length/2)
 	}
 	began := time.Now()
-	_ = c.wait(stop, headStart) // it does not run yet
+	if err := c.wait(stop, headStart); err != nil {
+		return err
+	}
 	if err := c.start(ctx); err != nil {
 		return err
 	}
@@ -166,14 +172,15 @@ func (d *demo) play(ctx, stop context.Context, c *connector) error {
 	if stop.Err() == nil {
 		d.screen.alarm("the connector is killed (SIGKILL); the service goes on")
 		c.kill()
-		_ = c.wait(stop, min(downTime, kill/3))
+		if err := c.wait(stop, min(downTime, kill/3)); err != nil {
+			return err
+		}
 		if err := c.start(ctx); err != nil {
 			return err
 		}
 		d.screen.alarm("the connector is started again, as process %d", c.pid())
 	}
-	<-stop.Done()
-	return c.wait(stop, 0)
+	return c.wait(stop, math.MaxInt64)
 }
 
 // drain waits until everything that was committed is delivered, then stops the
@@ -190,7 +197,7 @@ func (d *demo) drain(ctx context.Context, conn *pgx.Conn, c *connector, got *led
 		select {
 		case <-got.changed:
 		case <-c.ended:
-			return errors.New("the connector has ended by itself")
+			return errEnded
 		case <-limited.Done():
 			d.screen.alarm("not everything has arrived within %s", drainTime)
 		}

@@ -44,6 +44,7 @@ func run() error {
 		return fmt.Errorf("make temporary directory: %w", err)
 	}
 	d := &demo{screen: newScreen(os.Stdout, terminal), length: length}
+	// SIGPIPE: the show is over when nobody watches any more, as after `| head`.
 	// The first signal ends the show and waits for what is under way, the second
 	// ends that, too.
 	ctx, abort := context.WithCancelCause(context.Background())
@@ -52,7 +53,7 @@ func run() error {
 	defer end()
 	d.abort = abort
 	signals := make(chan os.Signal, 4)
-	signal.Notify(signals, os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
+	signal.Notify(signals, os.Interrupt, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGPIPE)
 	go func() {
 		<-signals
 		end()

@@ -7,18 +7,31 @@ import (
 	"time"
 )
 
-// mark is how a line begins, with its colour.
-type mark struct{ word, colour string }
+// mark is what has happened to an event.
+type mark string
 
-// What can happen to an event, in colours that a terminal has (ECMA-48, SGR).
-var (
-	committed  = mark{"committed", "36"}
-	rolledBack = mark{"rolled back", "35"}
-	delivered  = mark{"delivered", "32"}
-	duplicate  = mark{"delivered again", "33"}
+const (
+	committed  mark = "committed"
+	rolledBack mark = "rolled back"
+	delivered  mark = "delivered"
+	duplicate  mark = "delivered again"
 )
 
-const red = "1;31"
+const alarmColour = "1;31"
+
+// colour is the parameter of the terminal's SGR sequence (ECMA-48).
+func (m mark) colour() string {
+	switch m {
+	case committed:
+		return "36"
+	case rolledBack:
+		return "35"
+	case delivered:
+		return "32"
+	default:
+		return "33"
+	}
+}
 
 // screen prints whole lines, for several goroutines.
 type screen struct {
@@ -36,14 +49,16 @@ func (s *screen) event(m mark, order string, version int64, eventType, note stri
 	if note != "" {
 		note = "  (" + note + ")"
 	}
-	s.line(m.colour, fmt.Sprintf("%-15s  order %s v%d %s%s", m.word, order, version, eventType, note))
+	s.line(m.colour(), fmt.Sprintf("%-15s  order %s v%d %s%s", m, order, version, eventType, note))
 }
 
 // say tells what the demo itself does.
 func (s *screen) say(format string, args ...any) { s.line("", "-- "+fmt.Sprintf(format, args...)) }
 
 // alarm is say for what must not be missed.
-func (s *screen) alarm(format string, args ...any) { s.line(red, "-- "+fmt.Sprintf(format, args...)) }
+func (s *screen) alarm(format string, args ...any) {
+	s.line(alarmColour, "-- "+fmt.Sprintf(format, args...))
+}
 
 func (s *screen) line(colour, text string) {
 	if s.colours && colour != "" {
