@@ -36,6 +36,7 @@ type Relay struct {
 	saver   *saver
 	count   counters
 	read    offsets.Position // Through of the last batch taken
+	sent    offsets.Position // of the newest event handed to the publisher
 
 	end *ending // nil while going on
 }
@@ -242,10 +243,12 @@ func (r *Relay) submit() {
 		it := r.current[0]
 		r.current = r.current[1:]
 		if it.invalid != nil {
+			r.count.refused++
 			r.stopAt(it, it.invalid)
 			return
 		}
 		if r.queues.admit(it, it.msg.OrderKey) {
+			r.sent = it.event.Position
 			r.publish(it)
 		}
 	}

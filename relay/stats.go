@@ -33,6 +33,7 @@ type Waiting struct {
 type Stats struct {
 	Phase                               offsets.Phase
 	Read                                offsets.Position // of the last batch taken
+	Sent                                offsets.Position // of the newest event given to the publisher
 	Confirmed                           offsets.Position // everything up to it is confirmed
 	Saved                               offsets.Position // and saved and acknowledged
 	Events, Published, Retried          uint64
@@ -67,7 +68,7 @@ func (r *Relay) Stats() Stats {
 func (r *Relay) publishStats() {
 	c := r.count
 	s := &Stats{
-		Phase: r.phase, Read: r.read, Saved: r.saver.saved.Pos,
+		Phase: r.phase, Read: r.read, Sent: r.sent, Saved: r.saver.saved.Pos,
 		Events: c.read, Published: c.published, Retried: c.retried,
 		Confirms: c.confirmed, Returned: c.returned, Nacked: c.nacked, Refused: c.refused,
 		Saves: c.saves, SaveFailures: c.saveFailures,

@@ -147,10 +147,13 @@ func partitionPlaceholder(count string) (valueFunc, error) {
 }
 
 // Partition returns the partition of an aggregate among n, from 0 to n-1:
-// FNV-1a of 64 bits over the UTF-8 bytes of its ID, modulo n. It is part of the
-// message format and never changes; n must be positive.
+// FNV-1a of 64 bits over the UTF-8 bytes of its ID, its halves folded together,
+// modulo n. Without the fold a power of two for n would see only the low bits of
+// each byte, and "A1" and "Q1" always share a partition. It is part of the message
+// format and never changes; n must be positive.
 func Partition(aggregateID string, n int) int {
-	return int(fnv1a(aggregateID) % uint64(n))
+	hash := fnv1a(aggregateID)
+	return int((hash ^ hash>>32) % uint64(n))
 }
 
 // fnv1a is written out because the specification is: hash/fnv would say the same

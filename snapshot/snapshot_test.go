@@ -155,9 +155,11 @@ func TestRowsAreTheSameFromSnapshotAndStream(t *testing.T) {
 	}
 	pgtest.Exec(t, dsn, "CREATE TYPE mood AS ENUM ('delta', 'snapshot')")
 	cfg := Config{DSN: dsn, Point: point, ChunkRows: 7}
-	payloads := map[string]string{
-		"jsonb": `'{"b": 1.10, "a": 12345678901234567890, "a": [1e400, null, "\u0041"]}'`, "json": `'{ "b":1.10,  "a":1, "a":2 }'`,
-		"bytea": `'\x005c27ff'`, "text": `'it''s ` + "\n" + `"ü"'`,
+	payloads := map[string][]string{
+		"jsonb": {`'{"b": 1.10, "a": 12345678901234567890, "a": [1e400, null, "\u0041"]}'`, `'""'`, "'null'", "NULL"},
+		"json":  {`'{ "b":1.10,  "a":1, "a":2 }'`, `'""'`, "NULL"},
+		"bytea": {`'\x005c27ff'`, "''", "NULL"},
+		"text":  {"'it''s \n\"ü\"'", "''", "NULL"},
 	}
 	for typ := range payloads {
 		pgtest.Exec(t, dsn, "CREATE TABLE outbox_"+typ+" ("+richColumns+", payload "+typ+")")
@@ -168,10 +170,215 @@ func TestRowsAreTheSameFromSnapshotAndStream(t *testing.T) {
 	if err := slot.conn.Close(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	for typ, payload := range payloads {
-		table := "outbox_" + typ
-		pgtest.Exec(t, dsn, "INSERT INTO "+table+" VALUES ("+richValues(payload)+")", "INSERT INTO "+table+" VALUES ("+richValues("NULL")+")",
-			"INSERT INTO "+table+" VALUES ("+richValues("''::text::"+map[string]string{"jsonb": "text::varchar", "json": "text"}[typ])+")")
+	for typ, values := range payloads {
+		for _, v := range values {
+			pgtest.Exec(t, dsn, "INSERT INTO outbox_"+typ+" VALUES ("+richValues(v)+")")
+		}
 	}
-	_ = slot
+	var fromStream []outbox.Event
+	for _, table := range cfg.Tables {
+		fromStream = append(fromStream, streamed(t, dsn, slot, table)...)
+	}
+	fromSnapshot := readAll(t, open(t, cfg))
+	byID := cmpopts.SortSlices(func(a, b outbox.Event) bool { return a.ID < b.ID })
+	ways := cmpopts.IgnoreFields(outbox.Event{}, "Origin", "CommittedAt", "Position")
+	if d := cmp.Diff(fromStream, fromSnapshot, byID, ways); d != "" {
+		t.Errorf("events (-stream +snapshot):\n%s", d)
+	}
+	if len(fromStream) != 13 {
+		t.Errorf("%d events, want 13", len(fromStream))
+	}
+	for _, e := range fromStream {
+		if e.Malformed != nil {
+			t.Errorf("event of %s: %v", e.Table, e.Malformed)
+		}
+	}
+}
+
+func TestEmptyTableEndsAtOnce(t *testing.T) {
+	t.Parallel()
+	if all := readAll(t, open(t, configure(t, pgtest.Database(t)))); len(all) != 0 {
+		t.Errorf("events %v of an empty table", all)
+	}
+}
+
+func TestSeveralTablesComeOneAfterTheOther(t *testing.T) {
+	t.Parallel()
+	cfg := configure(t, pgtest.Database(t), "CREATE TABLE second (LIKE outbox INCLUDING ALL)", "CREATE TABLE empty (LIKE outbox INCLUDING ALL)",
+		insertRows(1, 3), "INSERT INTO second SELECT * FROM outbox WHERE id > 1")
+	cfg.ChunkRows = 2
+	cfg.Tables = []Table{{Name: "public.second"}, {Name: "public.empty"}, {Name: "public.outbox"}}
+	var got []string
+	for _, e := range readAll(t, open(t, cfg)) {
+		got = append(got, fmt.Sprintf("%s %s %d", e.Table, e.ID, e.Position.Done))
+	}
+	want := []string{"public.second 2 1", "public.second 3 2", "public.outbox 1 3", "public.outbox 2 4", "public.outbox 3 5"}
+	if !slices.Equal(got, want) {
+		t.Errorf("events %q, want %q", got, want)
+	}
+}
+
+func TestOrder(t *testing.T) {
+	t.Parallel()
+	dsn := pgtest.Database(t)
+	cfg := configure(t, dsn, `ALTER TABLE outbox ADD COLUMN "Odd ""name" int`,
+		`INSERT INTO outbox (id, version, "Odd ""name") VALUES (1, 3, 2), (2, NULL, 1), (3, 1, 3), (4, 1, 0)`)
+	for name, tc := range map[string]struct {
+		columns outbox.Columns
+		orderBy []string
+		want    string
+	}{
+		"by version, then ID; rows without a version last": {want: "3 4 1 2"},
+		"by ID where no version is mapped":                 {columns: outbox.Columns{Version: outbox.Unmapped}, want: "1 2 3 4"},
+		"as configured":                                    {orderBy: []string{`Odd "name`}, want: "4 2 1 3"},
+	} {
+		cfg := cfg
+		cfg.Tables = []Table{{Name: "public.outbox", Columns: tc.columns, OrderBy: tc.orderBy}}
+		if got := ids(readAll(t, open(t, cfg))); got != tc.want {
+			t.Errorf("%s: %s, want %s", name, got, tc.want)
+		}
+	}
+	cfg.Tables[0].OrderBy = []string{"nonsense"}
+	if all, err := read(t, open(t, cfg)); err == nil || !strings.Contains(err.Error(), `"nonsense"`) || len(all) > 0 {
+		t.Errorf("order by a column that does not exist: %d rows, %v", len(all), err)
+	}
+}
+
+func TestOddNamesAreQuoted(t *testing.T) {
+	t.Parallel()
+	dsn := pgtest.Database(t)
+	const schema, table = `Sche"ma 'x'`, `Out.box, "1"`
+	quoted := outbox.QuoteTable(schema, table)
+	cfg := configure(t, dsn, `CREATE SCHEMA "Sche""ma 'x'"`, "CREATE TABLE "+quoted+" (LIKE outbox INCLUDING ALL)", "INSERT INTO "+quoted+" VALUES (1)")
+	cfg.Tables = []Table{{Name: quoted}}
+	if all := readAll(t, open(t, cfg)); len(all) != 1 || all[0].Table != quoted {
+		t.Errorf("events %+v", all)
+	}
+}
+
+func TestBatchesHaveLimits(t *testing.T) {
+	t.Parallel()
+	cfg := configure(t, pgtest.Database(t), insertRows(1, 600), fmt.Sprintf(`INSERT INTO outbox (id, payload, version) VALUES
+		(601, repeat('x', %d), 601), (602, '', 602), (603, repeat('x', 600000), 603), (604, repeat('x', 600000), 604)`, outbox.MaxBatchBytes+1))
+	if n := len(readAll(t, open(t, cfg))); n != 604 { // read checks the batches
+		t.Errorf("%d events, want 604", n)
+	}
+}
+
+// Rows that a policy hides are rows that the stream would bring.
+func TestRowLevelSecurityIsAnError(t *testing.T) {
+	t.Parallel()
+	dsn := pgtest.Database(t)
+	role := pgtest.Query[string](t, dsn, "SELECT current_database()::text")
+	cfg := configure(t, dsn, insertRows(1, 3), "ALTER TABLE outbox ENABLE ROW LEVEL SECURITY", "CREATE POLICY few ON outbox USING (id > 1)",
+		"CREATE ROLE "+role+" LOGIN", "GRANT SELECT ON outbox TO "+role)
+	t.Cleanup(func() { pgtest.Exec(t, dsn, "DROP OWNED BY "+role, "DROP ROLE "+role) })
+	cfg.DSN = strings.Replace(dsn, "postgres@", role+"@", 1)
+	all, err := read(t, open(t, cfg))
+	var pe *pgconn.PgError
+	if !errors.As(err, &pe) || pe.Code != "42501" || len(all) > 0 {
+		t.Errorf("%d rows, %v; want insufficient_privilege", len(all), err)
+	}
+}
+
+func TestFreshSnapshotIsTakenAtOpen(t *testing.T) {
+	t.Parallel()
+	dsn := pgtest.Database(t)
+	cfg := configure(t, dsn, insertRows(1, 3), "CREATE TABLE second (LIKE outbox INCLUDING ALL)")
+	cfg.Tables = append(cfg.Tables, Table{Name: "public.second"})
+	s := open(t, cfg)
+	pgtest.Exec(t, dsn, insertRows(4, 6), "INSERT INTO second VALUES (7)", "DELETE FROM outbox WHERE id = 1")
+	if got := ids(readAll(t, s)); got != "1 2 3" {
+		t.Errorf("rows %s, want those that were there at Open: 1 2 3", got)
+	}
+}
+
+func TestOpenRefusesWhatCannotBeRead(t *testing.T) {
+	t.Parallel()
+	good := configure(t, pgtest.Database(t))
+	for name, change := range map[string]func(*Config){
+		"no consistent point":          func(c *Config) { c.Point = 0 },
+		"no chunk":                     func(c *Config) { c.ChunkRows = 0 },
+		"a snapshot that is gone":      func(c *Config) { c.Exported = "00000003-00000002-1" },
+		"a snapshot with a quote":      func(c *Config) { c.Exported = "'; DROP TABLE outbox; --" },
+		"a server that is not there":   func(c *Config) { c.DSN = "postgres://postgres@127.0.0.1:1/x" },
+		"a database that is not there": func(c *Config) { c.DSN = strings.Replace(c.DSN, "/t_", "/u_", 1) },
+	} {
+		cfg := good
+		change(&cfg)
+		if s, err := Open(t.Context(), cfg); err == nil {
+			s.Close()
+			t.Errorf("opened with %s", name)
+		}
+	}
+	good.Tables = []Table{{Name: "public.nonsense"}}
+	if _, err := read(t, open(t, good)); err == nil {
+		t.Error("read a table that does not exist")
+	}
+}
+
+func TestServerStopInTheMiddleIsAnError(t *testing.T) {
+	t.Parallel()
+	srv := pgtest.Start(t)
+	cfg := configure(t, srv.DSN("postgres"), insertRows(1, 20_000))
+	cfg.ChunkRows = 100
+	for name, mode := range map[string]pgtest.Mode{"fast": pgtest.Fast, "immediate": pgtest.Immediate} {
+		s := open(t, cfg)
+		if b, ok := take(t, s); !ok {
+			t.Fatalf("no batch (%d events): %v", len(b.Events), s.Err())
+		}
+		took, err := srv.Stop(mode)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Logf("%s: stopped in %s", name, took.Round(time.Millisecond))
+		if took > 5*time.Second {
+			t.Errorf("%s: the server took %s to stop", name, took)
+		}
+		if rows, err := read(t, s); err == nil || len(rows) >= 20_000 {
+			t.Errorf("%s: %d rows and error %v", name, len(rows), err)
+		}
+		if err := srv.Start(); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+func TestCloseIsPromptWhileNobodyReceives(t *testing.T) {
+	t.Parallel()
+	dsn := pgtest.Database(t)
+	cfg := configure(t, dsn, insertRows(1, 20_000))
+	for name, wait := range map[string]func(*Source){
+		"before the first batch is taken": func(*Source) {},
+		"in the middle":                   func(s *Source) { take(t, s) },
+	} {
+		s := open(t, cfg)
+		wait(s)
+		begin := time.Now()
+		s.Close()
+		s.Close() // may be called again
+		if took := time.Since(begin); took > 3*time.Second {
+			t.Errorf("%s: Close took %s", name, took)
+		}
+		if err := s.Err(); err != nil {
+			t.Errorf("%s: after Close: %v", name, err)
+		}
+		if _, ok := <-s.Batches(); ok {
+			t.Errorf("%s: a batch after Close", name)
+		}
+	}
+	// Closed in the middle of a slow query, not only of a hand-over.
+	locker := pgtest.Connect(t, dsn)
+	if _, err := locker.Exec(t.Context(), "BEGIN; LOCK TABLE outbox"); err != nil {
+		t.Fatal(err)
+	}
+	s := open(t, cfg)
+	begin := time.Now()
+	s.Close()
+	if took := time.Since(begin); took > 3*time.Second {
+		t.Errorf("Close took %s while a query waited", took)
+	}
+	if err := s.Err(); err != nil {
+		t.Errorf("after Close while a query waited: %v", err)
+	}
 }

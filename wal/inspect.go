@@ -6,7 +6,9 @@ import (
 	"encoding/hex"
 	"encoding/json"
 	"fmt"
+	"slices"
 	"strconv"
+	"strings"
 
 	"github.com/jackc/pglogrepl"
 
@@ -65,10 +67,11 @@ type TableState struct {
 	Columns     []outbox.Column
 }
 
-// Scope hashes the configuration that decides which rows are events and how
+// scope hashes the configuration that decides which rows are events and how
 // they count.
 func (c Config) scope() string {
-	b, err := json.Marshal(c.Tables)
+	tables := slices.SortedFunc(slices.Values(c.Tables), func(a, b Table) int { return strings.Compare(a.Name, b.Name) })
+	b, err := json.Marshal(tables)
 	if err != nil {
 		panic(fmt.Sprintf("marshal table configuration: %v", err)) // strings only
 	}
@@ -157,6 +160,9 @@ func (c *Conn) tables(ctx context.Context, f *Findings) error {
 		f.Tables = append(f.Tables, ts)
 		f.Source.Tables = append(f.Source.Tables, offsets.Table{Name: t.Name, OID: ts.OID, PublicationRel: ts.RelOID})
 	}
+	// Their order in the configuration means nothing, so it must not look like a
+	// change.
+	slices.SortFunc(f.Source.Tables, func(a, b offsets.Table) int { return strings.Compare(a.Name, b.Name) })
 	return nil
 }
 

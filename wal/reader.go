@@ -21,7 +21,6 @@ type reader struct {
 
 	restart offsets.LSN // everything that committed below it has been gathered
 	begin   pgoutput.Begin
-	lag     time.Duration // between that commit and its sending, by the server's clock
 	inTx    bool
 	ordinal uint64           // in-scope events seen of this transaction
 	resume  offsets.Position // where the last process stopped inside a transaction
@@ -33,6 +32,7 @@ type reader struct {
 	armed      bool // the short read deadline is set
 	deadline   time.Time
 	lastByte   time.Time
+	caughtUp   time.Time // when the server last had nothing more to send, as we saw it
 	lastStatus time.Time
 	reported   offsets.LSN
 	replyDue   bool
@@ -148,9 +148,6 @@ func (s *Stream) copyData(data []byte) error {
 		}
 		m, err := pgoutput.Decode(x.WALData)
 		if err == nil {
-			if begin, ok := m.(pgoutput.Begin); ok {
-				s.lag = x.ServerTime.Sub(begin.CommitTime)
-			}
 			err = s.handle(m)
 		}
 		var refusal *Refusal
@@ -169,7 +166,7 @@ func (s *Stream) copyData(data []byte) error {
 // progress once those rows are done.
 func (s *Stream) keepalive(walEnd offsets.LSN, reply bool) error {
 	if !s.inTx {
-		s.lag = 0 // it has nothing more to send
+		s.caughtUp = time.Now()
 		s.advanceReceived(walEnd)
 		s.progress(walEnd)
 	}

@@ -50,7 +50,7 @@ func (c *Conn) Exec(ctx context.Context, sql string) error {
 // DropPublication drops the publication if it exists.
 func (c *Conn) DropPublication(ctx context.Context) error {
 	if err := c.Exec(ctx, "DROP PUBLICATION IF EXISTS "+identifier(c.cfg.Publication)); err != nil {
-		return fmt.Errorf("drop publication %q: %w", c.cfg.Publication, err)
+		return fmt.Errorf("drop publication %q, which takes its owner: %w", c.cfg.Publication, err)
 	}
 	return nil
 }

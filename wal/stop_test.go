@@ -122,10 +122,31 @@ func TestFastShutdownDoesNotWaitForUs(t *testing.T) {
 			t.Errorf("the slot moved to %s, want %s", got, pos)
 		}
 	})
+	for name, sql := range map[string]string{
+		"when a big transaction is taken slowly":     "INSERT INTO outbox (id, payload) SELECT n, repeat('x', 1000) FROM generate_series(20001, 40000) n",
+		"when many small transactions are as slowly": "DO $$ BEGIN FOR n IN 40001..55000 LOOP INSERT INTO outbox (id, payload) VALUES (n, repeat('x', 1000)); COMMIT; END LOOP; END $$",
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := startAgain(t, cfg, pos)
+			pgtest.Exec(t, dsn, sql)
+			ended := make(chan error, 1)
+			go func() {
+				for range s.Batches() {
+					<-time.After(150 * time.Millisecond) // never long enough to look blocked
+				}
+				ended <- s.Err()
+			}()
+			stop(t, srv, pgtest.Fast)
+			if err := await(t, ended); !errors.Is(err, ErrServerStopping) {
+				t.Errorf("the stream ended with %v, want %v", err, ErrServerStopping)
+			}
+		})
+		restart(t, srv)
+	}
 	t.Run("when the end of an idle log waits to be taken", func(t *testing.T) {
 		s := startAgain(t, cfg, pos)
 		b := next(t, s)
-		for ; !b.Through.Tx.IsZero() || s.Stats().Events < 20_002; b = next(t, s) {
+		for ; !b.Through.Tx.IsZero() || s.Stats().Events < 55_002; b = next(t, s) {
 			s.Ack(b.Through.LSN)
 		}
 		s.Ack(b.Through.LSN)

@@ -168,7 +168,7 @@ var errStopped = errors.New("stopped")
 
 func (s *Stream) loop() error {
 	now := time.Now()
-	s.lastByte, s.lastStatus = now, now
+	s.lastByte, s.lastStatus, s.caughtUp = now, now, now
 	for {
 		if s.stopping() {
 			return errStopped
@@ -191,6 +191,8 @@ func (s *Stream) loop() error {
 			if err := s.handOver(); err != nil {
 				return err
 			}
+		default:
+			s.caughtUp = time.Now()
 		}
 	}
 }
@@ -212,7 +214,9 @@ func (s *Stream) duties(now time.Time) error {
 	if s.skipped.Load() {
 		return &Refusal{Cause: Gap, Text: errPublicationSkipped.Error(), Hint: recoverHint}
 	}
-	if err := s.watchShutdown(now, s.lag > stopPatience); err != nil {
+	// By our own clock: a commit time tells nothing about a long transaction, whose
+	// first row is sent at once, and a sending time nothing about full sockets.
+	if err := s.watchShutdown(now, now.Sub(s.caughtUp) > stopPatience); err != nil {
 		return err
 	}
 	return s.status(now)

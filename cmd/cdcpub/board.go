@@ -136,7 +136,7 @@ func (b *board) status() monitor.Status {
 			Reconnects: b.lost + p.ConnectionsLost, LastError: p.LastError}
 		s.Relay.Pending, s.Relay.Span, s.Relay.HeldBytes, s.Relay.WaitingAggregates = r.Pending, r.Span, r.HeldBytes, r.WaitingAggregates
 		s.State, s.Reason = stageState(r.Phase), runningReason(r, p)
-		s.Ready = r.Phase != "" && s.Publisher.Connected && !s.Publisher.Blocked && !r.Stalled
+		s.Ready = s.State == monitor.StateStreaming && s.Publisher.Connected && !s.Publisher.Blocked && !r.Stalled && !usedUp(r)
 	}
 	s.Counters = b.counters(r)
 	s.Stages = stages(r)
@@ -170,13 +170,21 @@ func runningReason(r relay.Stats, p publish.Stats) string {
 	case len(r.Waiting) > 0:
 		w := r.Waiting[0]
 		text := fmt.Sprintf("%d aggregates wait, the first is %s %s: %s", r.WaitingAggregates, w.AggregateType, w.AggregateID, w.Reason)
-		if r.Full == "span" || r.Full == "window_bytes" {
+		if usedUp(r) {
 			text += "; nothing new is read: relay." + r.Full + " is used up"
 		}
 		return text
+	case r.Phase == offsets.PhaseSnapshot:
+		return "publishing the rows that were there before the slot; what commits now follows after them"
 	default:
 		return ""
 	}
+}
+
+// usedUp reports whether events that wait have filled a limit, so that nothing
+// new is read until they move.
+func usedUp(r relay.Stats) bool {
+	return r.WaitingAggregates > 0 && (r.Full == "span" || r.Full == "window_bytes")
 }
 
 func stages(r relay.Stats) []monitor.Stage {

@@ -102,9 +102,9 @@ func asRefusal(err error) (*monitor.Refusal, int) {
 		return &monitor.Refusal{Code: string(refused.Cause), Text: refused.Text, Hint: refused.Hint}, exit
 	case errors.As(err, &stopped):
 		return &monitor.Refusal{Code: "policy", Text: stopped.Error(),
-			Hint: "mend the row's cause, or change the relay.on_... policy that stopped it"}, exitPolicy
+			Hint: "the log keeps the row as it was inserted: change the columns, the templates, publish.max_message_bytes or the relay.on_... policy that refuses it"}, exitPolicy
 	case errors.As(err, &corrupt), errors.As(err, &newer):
-		return &monitor.Refusal{Code: "state", Text: err.Error(), Hint: "nothing was changed"}, exitGap
+		return &monitor.Refusal{Code: "state", Text: err.Error()}, exitGap
 	case errors.As(err, &locked):
 		return &monitor.Refusal{Code: "locked", Text: err.Error(), Hint: "give each connector an offsets.path of its own"}, exitUsage
 	default:

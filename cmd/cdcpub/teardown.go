@@ -52,8 +52,10 @@ func (a *app) teardown(ctx context.Context, cfg Config) error {
 		what string
 		do   func() error
 	}{
-		{"slot " + cfg.Source.Slot, func() error { return conn.DropSlot(ctx) }},
+		// The publication first: its owner's right is what may be missing, and a
+		// slot that is gone already would leave a half-done teardown.
 		{"publication " + cfg.Source.Publication, func() error { return conn.DropPublication(ctx) }},
+		{"slot " + cfg.Source.Slot, func() error { return conn.DropSlot(ctx) }},
 		{"state in " + cfg.Offsets.Path, store.Remove},
 	} {
 		if err := step.do(); err != nil {

@@ -39,8 +39,8 @@ type CorruptError struct {
 }
 
 func (e *CorruptError) Error() string {
-	return fmt.Sprintf("checkpoint file %s %s; nothing was changed: restore the file from a backup, "+
-		"or move it away and let `cdcpub offset adopt` go on from the replication slot", e.Path, e.Reason)
+	return fmt.Sprintf("checkpoint file %s %s; nothing was changed: mount the right directory, "+
+		"or start over with `cdcpub teardown` (every row of the table is published again)", e.Path, e.Reason)
 }
 
 // VersionError says that the checkpoint file was written in a format that this
