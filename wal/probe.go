@@ -49,8 +49,8 @@ func (p *prober) watchShutdown(now time.Time, behind bool) error {
 	return nil
 }
 
-// finish ends a running probe and waits for it.
-func (p *prober) finish() {
+// endProbes ends a running probe and waits for it.
+func (p *prober) endProbes() {
 	p.cancel()
 	p.probes.Wait()
 }

@@ -52,7 +52,7 @@ func TestAckNeverGoesBack(t *testing.T) {
 func TestSilenceWhileReadingEndsTheStream(t *testing.T) {
 	s := Stream{skipped: new(atomic.Bool)}
 	now := time.Now()
-	s.lastStatus = now
+	s.lastStatus, s.caughtUp = now, now
 	s.lastByte = now.Add(-silenceLimit)
 	if err := s.duties(now); err != nil {
 		t.Errorf("after exactly %s: %v", silenceLimit, err)
@@ -66,6 +66,7 @@ func TestSilenceWhileReadingEndsTheStream(t *testing.T) {
 func TestSkippedPublicationIsARefusal(t *testing.T) {
 	s := Stream{skipped: new(atomic.Bool)}
 	s.skipped.Store(true)
-	s.lastByte = time.Now()
-	wantRefusal(t, s.duties(time.Now()), Gap)
+	now := time.Now()
+	s.lastByte, s.lastStatus, s.caughtUp = now, now, now
+	wantRefusal(t, s.duties(now), Gap)
 }

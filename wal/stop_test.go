@@ -131,8 +131,10 @@ func TestFastShutdownDoesNotWaitForUs(t *testing.T) {
 			pgtest.Exec(t, dsn, sql)
 			ended := make(chan error, 1)
 			go func() {
+				ticker := time.NewTicker(150 * time.Millisecond) // too often to look blocked
+				defer ticker.Stop()
 				for range s.Batches() {
-					<-time.After(150 * time.Millisecond) // never long enough to look blocked
+					<-ticker.C
 				}
 				ended <- s.Err()
 			}()

@@ -158,7 +158,7 @@ func (s *Stream) run() {
 	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
 	defer cancel()
 	_ = s.pg.Close(ctx) // says only that a connection we no longer want is gone
-	s.prober.finish()
+	s.endProbes()
 	// In this order: who sees the batches end asks Err at once.
 	close(s.done)
 	close(s.batches)
