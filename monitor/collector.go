@@ -36,12 +36,12 @@ func newCollector(status func() Status) *collector {
 			"Outcomes of messages, by kind: confirmed, returned or nacked by the broker, or refused before sending. "+
 				"A message that is tried again counts again.", []string{"kind"}, nil),
 		position: prometheus.NewDesc("cdcpub_position_bytes",
-			"Position in the write-ahead log, in bytes since its beginning. wal_end is the server's own; "+
+			"Position in the write-ahead log, in bytes since its beginning; "+
 				"the distance between two stages is what lies between them. Absent while unknown.", []string{"stage"}, nil),
 		unfinished: prometheus.NewDesc("cdcpub_oldest_unfinished_seconds",
 			"Age of the oldest event that the stage has taken and not finished; 0 if there is none.", []string{"stage"}, nil),
 		confirm: prometheus.NewDesc("cdcpub_confirm_seconds",
-			"Time from sending a message to its confirm.", nil, nil),
+			"Time from sending a message to its confirm; of one sent again, from the last time.", nil, nil),
 	}
 }
 
@@ -57,6 +57,8 @@ func counters() []plainMetric {
 			func(s *Status) uint64 { return s.Counters.Confirmed }),
 		counter("events_retried_total", "Messages given to the publisher again after a return or a nack.",
 			func(s *Status) uint64 { return s.Counters.Retried }),
+		counter("messages_resent_total", "Messages sent again because their channel or connection was lost before an outcome.",
+			func(s *Status) uint64 { return s.Counters.Resent }),
 		counter("events_suppressed_total", "Events that arrived again after a restart and had been published before it.",
 			func(s *Status) uint64 { return s.Counters.Suppressed }),
 		counter("changes_ignored_total", "Updates, deletes and truncates seen in the publication; they are no events.",
@@ -75,7 +77,8 @@ func gauges() []plainMetric {
 		return plainMetric{prometheus.NewDesc("cdcpub_"+name, help, nil, nil), prometheus.GaugeValue, value}
 	}
 	return []plainMetric{
-		gauge("ready", "1 if a commit in the outbox would now reach the broker; else /readyz says why not.",
+		gauge("ready", "1 if streaming, connected to the broker and not blocked by it, the checkpoint can be written, "+
+			"and no waiting aggregates have stopped reading; else /readyz says why not.",
 			func(s *Status) float64 { return boolValue(s.Ready) }),
 		gauge("pending_events", "Events read and not confirmed.",
 			func(s *Status) float64 { return float64(s.Relay.Pending) }),
@@ -110,7 +113,6 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 	}
 	ch <- prometheus.MustNewConstMetric(c.buildInfo, prometheus.GaugeValue, 1, s.Version)
 	c.collectOutcomes(ch, &s.Counters)
-	c.collectPosition(ch, "wal_end", s.Source.WALEnd)
 	c.collectPosition(ch, "received", s.Source.Received)
 	for _, stage := range s.Stages {
 		c.collectPosition(ch, stage.Name, stage.Position)

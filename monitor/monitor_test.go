@@ -41,7 +41,7 @@ func fullStatus() Status {
 		Refusal: &Refusal{Code: "gap", Text: "events lost", Hint: "cdcpub offset adopt"},
 		Source: Source{
 			Slot: "shop", Publication: "shop_pub", Tables: []string{"public.outbox"},
-			WALEnd: Position{"0/500", 1280}, Received: Position{"0/400", 1024},
+			Received: Position{"0/400", 1024},
 		},
 		Stages: []Stage{
 			{Name: StageRead, Position: Position{"0/300 + 12 of 0/380", 768}, OldestUnfinished: age(0.5)},
@@ -54,7 +54,7 @@ func fullStatus() Status {
 		Publisher: Publisher{Connected: true, Blocked: false, InFlight: 17, Reconnects: 18, LastError: "connection refused"},
 		Counters: Counters{
 			EventsRead: 21, Confirmed: 22, Returned: 23, Nacked: 24, Refused: 25, Retried: 26, Suppressed: 27, Ignored: 28,
-			CheckpointSaves: 29, CheckpointFailures: 30,
+			CheckpointSaves: 29, CheckpointFailures: 30, Resent: 31,
 		},
 		Waiting: []Waiting{{
 			AggregateType: "order", AggregateID: "o-1", EventID: "e-1", Reason: "returned: 312 NO_ROUTE", Attempts: 3, Since: at,
@@ -240,14 +240,14 @@ func TestProbes(t *testing.T) {
 		{"not live says what stands still", "/livez", Status{Ready: true}, errors.New("relay loop has not turned for 2m"),
 			503, "not live: relay loop has not turned for 2m\n"},
 		{"ready", "/readyz", Status{Ready: true, State: StateStreaming}, nil, 200, "ready\n"},
-		{"ready with a remark", "/readyz", Status{Ready: true, State: StateWaiting, Reason: "standby"}, nil, 200, "ready\n"},
+		{"ready with a remark", "/readyz", Status{Ready: true, State: StateStreaming, Reason: "1 aggregates wait"}, nil, 200, "ready\n"},
 		{"not ready says why", "/readyz", Status{State: StateRefused, Reason: "slot cdcpub is gone"},
 			nil, 503, "not ready: refused: slot cdcpub is gone\n"},
 		{"not ready without a reason says the state", "/readyz", Status{State: StateStarting}, nil, 503, "not ready: starting\n"},
 		{"the index names the pages", "/", Status{Version: "1.2.3"}, nil, 200, `cdcpub 1.2.3
 
 /api/status  what it is doing, how far each stage has come and what waits (JSON)
-/readyz      200 if a commit in the outbox would now reach the broker, else 503 and why not
+/readyz      200 if what commits now is published, unless its aggregate waits; else 503 and why not
 /livez       200, or 503 if it stands still although it could move
 /metrics     figures for Prometheus
 `},

@@ -144,7 +144,7 @@ func (s *Server) index(w http.ResponseWriter, _ *http.Request) {
 	writeText(w, http.StatusOK, "cdcpub "+s.Status().Version+`
 
 /api/status  what it is doing, how far each stage has come and what waits (JSON)
-/readyz      200 if a commit in the outbox would now reach the broker, else 503 and why not
+/readyz      200 if what commits now is published, unless its aggregate waits; else 503 and why not
 /livez       200, or 503 if it stands still although it could move
 /metrics     figures for Prometheus`)
 }

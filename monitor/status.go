@@ -37,8 +37,9 @@ type Status struct {
 	Version   string    `json:"version"`
 	StartedAt time.Time `json:"started_at"`
 	State     State     `json:"state"`
-	// Ready means that a commit in the outbox would now reach the broker, or,
-	// for a standby, that it could take over.
+	// Ready means that it is streaming, connected to the broker and not blocked by
+	// it, that checkpoints can be written, and that reading is not stopped because
+	// waiting aggregates have used up relay.span or relay.window_bytes.
 	Ready bool `json:"ready"`
 	// Reason is one sentence that a person can act on. Empty if all is well.
 	Reason  string   `json:"reason,omitempty"`
@@ -51,7 +52,8 @@ type Status struct {
 	Publisher Publisher `json:"publisher"`
 	Counters  Counters  `json:"counters"`
 	Waiting   []Waiting `json:"waiting,omitempty"` // at most MaxWaiting
-	// ConfirmSeconds is the time from sending a message to its confirm.
+	// ConfirmSeconds is the time from sending a message to its confirm; of one
+	// sent again, from the last time. Nil before there was a publisher.
 	ConfirmSeconds *Histogram `json:"confirm_seconds,omitempty"`
 }
 
@@ -73,9 +75,7 @@ type Source struct {
 	Slot        string   `json:"slot"`
 	Publication string   `json:"publication"`
 	Tables      []string `json:"tables"`
-	// WALEnd is the end of the server's log when it last told us, Received the
-	// end of what has arrived from it.
-	WALEnd   Position `json:"wal_end"`
+	// Received is the end of what has arrived of the server's log.
 	Received Position `json:"received"`
 }
 
@@ -116,6 +116,8 @@ type Counters struct {
 	Nacked    uint64 `json:"nacked"`
 	Refused   uint64 `json:"refused"`
 	Retried   uint64 `json:"retried"`
+	// Resent messages had no outcome when their channel or connection was lost.
+	Resent uint64 `json:"resent"`
 	// Suppressed events arrived again after a restart inside a transaction and
 	// were published before it.
 	Suppressed uint64 `json:"suppressed"`

@@ -298,7 +298,11 @@ func (l *lane) rewind(s *session) bool {
 	}
 	if len(sent) > 0 {
 		l.blame(s, sent)
-		l.p.counts.resent.Add(uint64(len(sent)))
+	}
+	for _, e := range sent {
+		if e.verdict == 0 { // else it has just been found to be to blame
+			l.p.counts.resent.Add(1)
+		}
 	}
 	for _, e := range l.queue[:l.sent] {
 		e.confirm, e.inFlight = nil, false

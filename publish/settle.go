@@ -36,6 +36,7 @@ func (l *lane) settle(ctx context.Context, s *session) {
 		}
 		var batch []*entry
 		batch, next = collect(s, e)
+		now := time.Now()
 		// The library delivers a return before it completes the confirm that
 		// follows it. So every return that belongs to the batch is here now.
 		s.readReturns()
@@ -52,6 +53,7 @@ func (l *lane) settle(ctx context.Context, s *session) {
 		if answered {
 			l.timeout = l.p.cfg.ConfirmTimeout
 		}
+		l.p.counts.latency.settled(batch, outcomes, now)
 		l.pop(len(outcomes), answered)
 		l.p.emit(outcomes)
 		if len(outcomes) < len(batch) {

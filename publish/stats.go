@@ -21,8 +21,12 @@ type Stats struct {
 	Refused   uint64
 
 	ConnectionsLost uint64 // after they were established
-	Resent          uint64 // messages sent again because a channel had died
+	Resent          uint64 // messages to be sent again because a channel had died
 	Isolations      uint64 // times a lane had to look for the message that ends its channel
+
+	// ConfirmLatency is the time from handing a message to its channel, the last
+	// one if there were several, to its confirm. It counts confirmed messages only.
+	ConfirmLatency Latency
 
 	Unsettled int // accepted and without an outcome
 	InFlight  int // of those, handed to a channel
@@ -40,6 +44,7 @@ type counts struct {
 	lost       atomic.Uint64
 	resent     atomic.Uint64
 	isolations atomic.Uint64
+	latency    latency
 
 	mu        sync.Mutex
 	lastError string
@@ -69,6 +74,7 @@ func (p *Publisher) Stats() Stats {
 		ConnectionsLost: p.counts.lost.Load(),
 		Resent:          p.counts.resent.Load(),
 		Isolations:      p.counts.isolations.Load(),
+		ConfirmLatency:  p.counts.latency.snapshot(),
 	}
 	for _, k := range p.links {
 		if c := k.get(); c != nil {

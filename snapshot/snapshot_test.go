@@ -287,9 +287,23 @@ func TestFreshSnapshotIsTakenAtOpen(t *testing.T) {
 	cfg := configure(t, dsn, insertRows(1, 3), "CREATE TABLE second (LIKE outbox INCLUDING ALL)")
 	cfg.Tables = append(cfg.Tables, Table{Name: "public.second"})
 	s := open(t, cfg)
+	// Open hands its session over to a goroutine that queries at once: only begin
+	// alone shows that nobody has to.
+	conn, err := connect(t.Context(), dsn)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer closeConn(conn)
+	if err := begin(t.Context(), conn, ""); err != nil {
+		t.Fatal(err)
+	}
 	pgtest.Exec(t, dsn, insertRows(4, 6), "INSERT INTO second VALUES (7)", "DELETE FROM outbox WHERE id = 1")
 	if got := ids(readAll(t, s)); got != "1 2 3" {
 		t.Errorf("rows %s, want those that were there at Open: 1 2 3", got)
+	}
+	var n int
+	if err := conn.QueryRow(t.Context(), "SELECT count(*) FROM public.outbox").Scan(&n); err != nil || n != 3 {
+		t.Errorf("begin left the snapshot to the first query: it sees %d rows, %v", n, err)
 	}
 }
 

@@ -248,6 +248,12 @@ func (s *Stream) relation(m pgoutput.Relation) error {
 		}
 		mapping, err := outbox.Bind(t.Name, cols, t.Columns)
 		if err != nil {
+			// The rows before the change are good, and a restart would get no further.
+			if s.dirty {
+				if err := s.handOver(); err != nil {
+					return err
+				}
+			}
 			return refuse(Setup, "bring the column back, or map another one in source.tables", "the log holds rows that cannot be read: %v", err)
 		}
 		s.relations[m.ID] = mapping

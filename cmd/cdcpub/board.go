@@ -31,8 +31,10 @@ type board struct {
 	pub     *publish.Publisher
 	stream  *wal.Stream
 	last    relay.Stats // of the last attempt, while there is no other
-	before  monitor.Counters
-	lost    uint64 // connections to the broker lost in earlier attempts
+	// Of earlier attempts, so that no counter goes down with a new one.
+	before   monitor.Counters
+	confirms *monitor.Histogram // nil before the first
+	lost     uint64             // connections to the broker
 }
 
 func newBoard(cfg Config) *board {
@@ -77,13 +79,15 @@ func (b *board) detach() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.last = b.relay.Stats()
-	b.before = b.counters(b.last)
-	b.lost += b.pub.Stats().ConnectionsLost
+	p := b.pub.Stats()
+	b.before = b.counters(b.last, p)
+	b.confirms = addLatency(b.confirms, p.ConfirmLatency)
+	b.lost += p.ConnectionsLost
 	b.relay, b.pub, b.stream = nil, nil, nil
 }
 
 // counters adds an attempt's figures to those before it. The lock is held.
-func (b *board) counters(s relay.Stats) monitor.Counters {
+func (b *board) counters(s relay.Stats, p publish.Stats) monitor.Counters {
 	c := b.before
 	if b.relay == nil {
 		return c
@@ -95,11 +99,25 @@ func (b *board) counters(s relay.Stats) monitor.Counters {
 	c.Nacked += s.Nacked
 	c.Refused += s.Refused
 	c.Retried += s.Retried
+	c.Resent += p.Resent
 	c.Suppressed += w.Skipped
 	c.Ignored += w.Ignored
 	c.CheckpointSaves += s.Saves
 	c.CheckpointFailures += s.SaveFailures
 	return c
+}
+
+// addLatency adds an attempt's confirm times to those before it. It owns l, whose
+// buckets are always the same, and leaves before as it is.
+func addLatency(before *monitor.Histogram, l publish.Latency) *monitor.Histogram {
+	h := &monitor.Histogram{Bounds: l.Bounds, Counts: l.Counts, Sum: l.Sum}
+	if before != nil {
+		for i, n := range before.Counts {
+			h.Counts[i] += n
+		}
+		h.Sum += before.Sum
+	}
+	return h
 }
 
 // live fails when the relay's loop stands still. Waiting for a server or for a
@@ -127,10 +145,11 @@ func (b *board) status() monitor.Status {
 	for _, t := range b.cfg.Source.Tables {
 		s.Source.Tables = append(s.Source.Tables, t.qualified())
 	}
-	r := b.last
+	r, p := b.last, publish.Stats{}
+	s.Publisher.Reconnects, s.ConfirmSeconds = b.lost, b.confirms
 	if b.relay != nil {
-		r = b.relay.Stats()
-		p := b.pub.Stats()
+		r, p = b.relay.Stats(), b.pub.Stats()
+		s.ConfirmSeconds = addLatency(b.confirms, p.ConfirmLatency)
 		s.Source.Received = position(offsets.Position{LSN: b.stream.Stats().Received})
 		s.Publisher = monitor.Publisher{Connected: p.Connected == p.Connections, Blocked: p.Blocked > 0, InFlight: p.InFlight,
 			Reconnects: b.lost + p.ConnectionsLost, LastError: p.LastError}
@@ -138,7 +157,7 @@ func (b *board) status() monitor.Status {
 		s.State, s.Reason = stageState(r.Phase), runningReason(r, p)
 		s.Ready = s.State == monitor.StateStreaming && s.Publisher.Connected && !s.Publisher.Blocked && !r.Stalled && !usedUp(r)
 	}
-	s.Counters = b.counters(r)
+	s.Counters = b.counters(r, p)
 	s.Stages = stages(r)
 	s.Waiting = waiting(r)
 	return s
@@ -192,8 +211,15 @@ func stages(r relay.Stats) []monitor.Stage {
 	if !r.Oldest.IsZero() {
 		age = time.Since(r.Oldest).Seconds()
 	}
+	// Only events are published. What is confirmed beyond the newest of them held
+	// none, and an idle outbox must not look like a publisher that stands still.
+	published := r.Sent
+	if r.Confirmed.LSN > published.LSN {
+		published = r.Confirmed
+	}
 	return []monitor.Stage{
 		{Name: monitor.StageRead, Position: position(r.Read)},
+		{Name: monitor.StagePublished, Position: position(published)},
 		{Name: monitor.StageConfirmed, Position: position(r.Confirmed), OldestUnfinished: &age},
 		{Name: monitor.StageSaved, Position: position(r.Saved)},
 		{Name: monitor.StageAcked, Position: position(r.Saved.Restart())},
