@@ -137,21 +137,39 @@ type Publisher struct {
 	done chan struct{} // closed when every goroutine has ended
 }
 
+// Validate returns why New would refuse c, or nil.
+func (c Config) Validate() error {
+	c = c.withDefaults()
+	if err := c.check(); err != nil {
+		return fmt.Errorf("configure publisher: %w", err)
+	}
+	_, err := c.targets()
+	return err
+}
+
+func (c Config) targets() ([]target, error) {
+	targets := make([]target, len(c.URLs))
+	for i, u := range c.URLs {
+		t, err := parseTarget(u, c.TLS)
+		if err != nil {
+			return nil, fmt.Errorf("configure publisher: broker URL %d of %d: %w", i+1, len(c.URLs), err)
+		}
+		targets[i] = t
+	}
+	return targets, nil
+}
+
 // New checks cfg and starts to connect. It does not wait for the broker and
 // does not fail because the broker is away. Errors never contain a URL, since
 // URLs contain passwords.
 func New(cfg Config) (*Publisher, error) {
-	cfg = cfg.withDefaults()
-	if err := cfg.check(); err != nil {
-		return nil, fmt.Errorf("configure publisher: %w", err)
+	if err := cfg.Validate(); err != nil {
+		return nil, err
 	}
-	targets := make([]target, len(cfg.URLs))
-	for i, u := range cfg.URLs {
-		t, err := parseTarget(u, cfg.TLS)
-		if err != nil {
-			return nil, fmt.Errorf("configure publisher: broker URL %d of %d: %w", i+1, len(cfg.URLs), err)
-		}
-		targets[i] = t
+	cfg = cfg.withDefaults()
+	targets, err := cfg.targets()
+	if err != nil {
+		return nil, err
 	}
 	rand.Shuffle(len(targets), func(i, j int) { targets[i], targets[j] = targets[j], targets[i] })
 

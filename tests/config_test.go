@@ -28,6 +28,8 @@ func TestWrongConfigurationIsUsageError(t *testing.T) {
 			env: map[string]string{"CDCPUB_SOURCE_DSN": "postgres://u:s3cret@:::/x"}, args: []string{"run"}, want: "source.dsn"},
 		"a broker URL of another kind": {
 			env: map[string]string{"CDCPUB_PUBLISH_URL": "http://u:s3cret@localhost"}, args: []string{"run"}, want: "publish.urls"},
+		"a broker URL with a parameter that means nothing": {
+			env: map[string]string{"CDCPUB_PUBLISH_URL": "amqp://u:s3cret@localhost/?hartbeat=5"}, args: []string{"run"}, want: "unknown query parameter"},
 		"an option that is not built yet": {
 			file: "relay:\n  on_unroutable: park\n", args: []string{"run"}, want: "not built yet"},
 		"a key that is not built yet": {
@@ -198,6 +200,32 @@ func TestInitWithoutTheRightToCreateThePublication(t *testing.T) {
 	}
 	pgtest.Exec(t, dsn, sql)
 	c.must("init")
+}
+
+// The slot is not created before the rows older than it can be read.
+func TestRoleWithoutTheRightToReadOldRowsIsRefused(t *testing.T) {
+	dsn, url, name := pgtest.Database(t), rabbittest.URL(t), rabbittest.Name(t)
+	c := newConnector(t, dsn, url, name)
+	c.must("init", "--create-table")
+	role := "blind_" + strings.TrimPrefix(name, "t_")
+	pgtest.Exec(t, dsn, "CREATE ROLE "+role+" LOGIN REPLICATION")
+	t.Cleanup(func() { pgtest.Exec(t, dsn, "DROP OWNED BY "+role, "DROP ROLE "+role) })
+	c.env["CDCPUB_SOURCE_DSN"] = strings.Replace(dsn, "postgres@", role+"@", 1)
+	refused := func(want string) {
+		t.Helper()
+		_, stderr, code := c.cli("run", "--exit-on-refusal")
+		if code != 2 || !strings.Contains(stderr, want) {
+			t.Errorf("exit %d, want 2 and %q:\n%s", code, want, stderr)
+		}
+		if n := pgtest.Query[int](t, dsn, "SELECT count(*) FROM pg_replication_slots WHERE slot_name = $1", name); n != 0 {
+			t.Error("the slot was created")
+		}
+	}
+	refused("GRANT SELECT")
+	pgtest.Exec(t, dsn, "GRANT SELECT ON outbox TO "+role, "ALTER TABLE outbox ENABLE ROW LEVEL SECURITY")
+	refused("row-level security")
+	pgtest.Exec(t, dsn, "ALTER TABLE outbox DISABLE ROW LEVEL SECURITY")
+	c.streamOnce()
 }
 
 func TestTheSecondProcessWithOneStateDirectoryIsRefused(t *testing.T) {

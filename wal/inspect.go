@@ -64,6 +64,8 @@ type TableState struct {
 	RelOID      uint32 // pg_publication_rel.oid; zero: not there by name
 	RowFilter   bool
 	Published   bool
+	Selectable  bool // our role may read it, which only a snapshot needs
+	RowSecurity bool // a policy would hide rows from our role
 	Columns     []outbox.Column
 }
 
@@ -174,7 +176,8 @@ func (c *Conn) table(ctx context.Context, name string) (TableState, error) {
 	}
 	rows, err := c.query(ctx, `SELECT c.oid, c.relkind, c.relpersistence, r.oid, to_jsonb(r)->>'prqual' IS NOT NULL,
 			EXISTS (SELECT FROM pg_publication_tables t
-				WHERE t.pubname = `+literal(c.cfg.Publication)+` AND t.schemaname = n.nspname AND t.tablename = c.relname)
+				WHERE t.pubname = `+literal(c.cfg.Publication)+` AND t.schemaname = n.nspname AND t.tablename = c.relname),
+			has_table_privilege(c.oid, 'SELECT') AND has_schema_privilege(n.oid, 'USAGE'), row_security_active(c.oid)
 		FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
 		LEFT JOIN (pg_publication_rel r JOIN pg_publication p ON p.oid = r.prpubid AND p.pubname = `+literal(c.cfg.Publication)+`)
 			ON r.prrelid = c.oid
@@ -190,7 +193,7 @@ func (c *Conn) table(ctx context.Context, name string) (TableState, error) {
 	if ts.RelOID, err = parseOID(r[3]); err != nil {
 		return ts, err
 	}
-	ts.RowFilter, ts.Published = *r[4] == "t", *r[5] == "t"
+	ts.RowFilter, ts.Published, ts.Selectable, ts.RowSecurity = *r[4] == "t", *r[5] == "t", *r[6] == "t", *r[7] == "t"
 	rows, err = c.query(ctx, fmt.Sprintf(`SELECT attname, atttypid FROM pg_attribute
 		WHERE attrelid = %d AND attnum > 0 AND NOT attisdropped ORDER BY attnum`, ts.OID))
 	if err != nil {

@@ -52,6 +52,12 @@ func (r *reader) full() bool {
 	return len(r.batch.Events) >= outbox.MaxBatchEvents || r.bytes >= outbox.MaxBatchBytes
 }
 
+// behind reports whether there has been more to read for so long that a server
+// in its shutdown should not wait for us. It goes by our own clock: a commit time
+// tells nothing about a long transaction, whose first row is sent at once, and a
+// sending time nothing about full sockets.
+func (r *reader) behind(now time.Time) bool { return now.Sub(r.caughtUp) > stopPatience }
+
 func (r *reader) reset() {
 	r.batch, r.bytes, r.dirty = outbox.Batch{}, 0, false
 }

@@ -71,7 +71,7 @@ func TestInspectFindsSlotPublicationAndTable(t *testing.T) {
 		t.Errorf("publication (-want +got):\n%s", d)
 	}
 	table := TableState{
-		Name: "public.outbox", OID: oid("SELECT 'outbox'::regclass::oid"), Kind: "r", Persistence: "p", RelOID: rel, Published: true,
+		Name: "public.outbox", OID: oid("SELECT 'outbox'::regclass::oid"), Kind: "r", Persistence: "p", RelOID: rel, Published: true, Selectable: true,
 		Columns: []outbox.Column{{Name: "id", Type: 20}, {Name: "aggregatetype", Type: 25}, {Name: "aggregateid", Type: 25},
 			{Name: "type", Type: 25}, {Name: "payload", Type: 25}},
 	}

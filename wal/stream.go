@@ -214,9 +214,7 @@ func (s *Stream) duties(now time.Time) error {
 	if s.skipped.Load() {
 		return &Refusal{Cause: Gap, Text: errPublicationSkipped.Error(), Hint: recoverHint}
 	}
-	// By our own clock: a commit time tells nothing about a long transaction, whose
-	// first row is sent at once, and a sending time nothing about full sockets.
-	if err := s.watchShutdown(now, now.Sub(s.caughtUp) > stopPatience); err != nil {
+	if err := s.watchShutdown(now, s.behind(now)); err != nil {
 		return err
 	}
 	return s.status(now)
@@ -259,7 +257,6 @@ func (s *Stream) sendStatus(now time.Time, reply bool) error {
 // handOver offers the gathered batch until it is taken. Nothing is read
 // meanwhile: that is the back-pressure on the server.
 func (s *Stream) handOver() error {
-	since := time.Now()
 	timer := time.NewTicker(readTick)
 	defer timer.Stop()
 	for {
@@ -272,7 +269,7 @@ func (s *Stream) handOver() error {
 		case <-s.stop:
 			return errStopped
 		case now := <-timer.C:
-			if err := s.watchShutdown(now, now.Sub(since) > stopPatience); err != nil {
+			if err := s.watchShutdown(now, s.behind(now)); err != nil {
 				return err
 			}
 			if err := s.status(now); err != nil {

@@ -131,6 +131,13 @@ func (c *connector) open(ctx context.Context, store *filestore.Store, cp offsets
 		return cp, err
 	}
 	first := plan.Action == wal.ActionCreate
+	old := first || plan.Action == wal.ActionSnapshot
+	if old && c.cfg.Snapshot.Mode == "initial" {
+		// Before the slot exists: one that waits for a grant keeps WAL.
+		if err := checkReadable(found); err != nil {
+			return cp, err
+		}
+	}
 	cp.Source = plan.Source
 	exported := ""
 	if first {
@@ -141,7 +148,6 @@ func (c *connector) open(ctx context.Context, store *filestore.Store, cp offsets
 	} else {
 		cp.Pos = plan.Pos
 	}
-	old := first || plan.Action == wal.ActionSnapshot
 	cp.Phase = offsets.PhaseStreaming
 	switch {
 	case old && c.cfg.Snapshot.Mode == "initial":
@@ -191,6 +197,21 @@ func (c *connector) create(ctx context.Context, store *filestore.Store, conn *wa
 	}
 	cp.Pos = offsets.Position{LSN: slot.ConsistentPoint}
 	return cp, slot.Snapshot, nil
+}
+
+// checkReadable refuses tables whose old rows our role cannot read, or not all.
+func checkReadable(f wal.Findings) error {
+	for _, t := range f.Tables {
+		switch {
+		case !t.Selectable:
+			return &wal.Refusal{Cause: wal.Setup, Text: "the role may not read the old rows of table " + t.Name,
+				Hint: fmt.Sprintf("let its owner run: GRANT USAGE ON SCHEMA ... and GRANT SELECT ON %s; or set snapshot.mode: never", t.Name)}
+		case t.RowSecurity:
+			return &wal.Refusal{Cause: wal.Setup, Text: "row-level security would hide rows of table " + t.Name + " from the role",
+				Hint: "use a role with BYPASSRLS, or set snapshot.mode: never"}
+		}
+	}
+	return nil
 }
 
 // checkMessageIDs refuses several tables whose event IDs can be equal: a

@@ -44,6 +44,10 @@ func (a *app) run(ctx context.Context, cfg Config, exitOnRefusal, createPublicat
 		return usageError{err}
 	}
 	c := &connector{cfg: cfg, router: rt, log: log, board: newBoard(cfg), createPublication: createPublication}
+	// Found out now rather than by each attempt, behind a slot that was created.
+	if err := c.publishConfig().Validate(); err != nil {
+		return usageError{err}
+	}
 	if cfg.Monitor.Listen != monitorOff {
 		stop, err := startMonitor(cfg.Monitor.Listen, c.board, log)
 		if err != nil {
