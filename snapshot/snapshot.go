@@ -254,8 +254,23 @@ func (s *Source) plan(ctx context.Context, t Table) (*outbox.Mapping, string, er
 			return nil, "", fmt.Errorf("order by %q: no such column", name)
 		}
 	}
-	sql := "SELECT " + list(whole.Names()) + " FROM " + quoted + " ORDER BY " + list(order)
+	from, err := s.from(ctx, quoted)
+	if err != nil {
+		return nil, "", err
+	}
+	sql := "SELECT " + list(whole.Names()) + " FROM " + from + " ORDER BY " + list(order)
 	return whole.Narrow(), sql, nil
+}
+
+// from leaves out tables that inherit from the outbox: the stream does not take
+// their rows for events either. Partitions are the outbox itself.
+func (s *Source) from(ctx context.Context, quoted string) (string, error) {
+	var partitioned bool
+	err := s.conn.QueryRow(ctx, "SELECT relkind = 'p' FROM pg_class WHERE oid = $1::text::regclass", quoted).Scan(&partitioned)
+	if err != nil || partitioned {
+		return quoted, err
+	}
+	return "ONLY " + quoted, nil
 }
 
 func list(names []string) string {

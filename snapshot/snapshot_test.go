@@ -218,6 +218,16 @@ func TestSeveralTablesComeOneAfterTheOther(t *testing.T) {
 	}
 }
 
+// As in the stream, where a child's rows come under its own name.
+func TestRowsOfInheritingTablesAreLeftOut(t *testing.T) {
+	t.Parallel()
+	cfg := configure(t, pgtest.Database(t), insertRows(1, 2), "CREATE TABLE child () INHERITS (outbox)",
+		"INSERT INTO child SELECT * FROM ONLY outbox")
+	if all := readAll(t, open(t, cfg)); len(all) != 2 {
+		t.Errorf("%d events, want the 2 rows of the table itself", len(all))
+	}
+}
+
 func TestOrder(t *testing.T) {
 	t.Parallel()
 	dsn := pgtest.Database(t)

@@ -33,6 +33,11 @@ type Plan struct {
 // Decide compares what was saved with what was found. The error is a *Refusal:
 // whatever it does not know to be safe, it refuses.
 func Decide(cfg Config, saved offsets.Checkpoint, f Findings) (Plan, error) {
+	if saved.Phase == offsets.PhaseCreating && f.Slot == nil {
+		// The slot was never made, so nothing can have been missed: whatever was
+		// meant then, the configuration of today counts.
+		saved = offsets.Checkpoint{}
+	}
 	if r := checkServer(f); r != nil {
 		return Plan{}, r
 	}
@@ -40,7 +45,7 @@ func Decide(cfg Config, saved offsets.Checkpoint, f Findings) (Plan, error) {
 		return Plan{}, r
 	}
 	// Before the publication: that it is missing too must not hide the loss.
-	if f.Slot == nil && saved.Phase != "" && saved.Phase != offsets.PhaseCreating {
+	if f.Slot == nil && saved.Phase != "" {
 		return Plan{}, refuse(SlotLost, recoverHint, "replication slot %q does not exist, but position %s is saved: events after it are lost", cfg.Slot, saved.Pos)
 	}
 	if r := checkPublication(cfg, saved, f); r != nil {
@@ -171,8 +176,8 @@ func checkPublication(cfg Config, saved offsets.Checkpoint, f Findings) *Refusal
 		case !t.Published:
 			return refuse(Setup, "set source.publication and source.slot to names of this service's own, or add the table to the publication before its slot exists",
 				"publication %q serves %s, not %s", cfg.Publication, strings.Join(p.Tables, ", "), t.Name)
-		case t.RowFilter:
-			return refuse(Setup, "publish the table without one", "publication %q has a row filter on %s, which is not supported yet", cfg.Publication, t.Name)
+		case t.RowFilter, t.ColumnList:
+			return refuse(Setup, "publish the table without them", "publication %q has a row filter or a column list on %s, which is not supported yet", cfg.Publication, t.Name)
 		}
 	}
 	return checkOIDs(cfg, saved, f)

@@ -64,6 +64,13 @@ func TestDecidePlans(t *testing.T) {
 			},
 			ActionCreate, offsets.Position{},
 		},
+		"died before the slot was made, then the tables were changed: create it": {
+			func(s *situation) {
+				s.saved.Phase, s.saved.Pos, s.found.Slot = offsets.PhaseCreating, offsets.Position{}, nil
+				s.saved.Source.PublicationOID, s.saved.Source.Tables = 1, nil
+			},
+			ActionCreate, offsets.Position{},
+		},
 		"died between making the slot and saving it: its position is the beginning": {
 			func(s *situation) { s.saved.Phase, s.saved.Pos = offsets.PhaseCreating, offsets.Position{} },
 			ActionSnapshot, offsets.Position{LSN: 0x100},
@@ -279,9 +286,10 @@ func TestDecideRefusesAPublicationThatWouldMissRows(t *testing.T) {
 				s.found.Tables[0].Kind, s.found.Tables[0].Published, s.found.Publication.ViaRoot = "p", false, false
 			}, Setup, []string{"publish_via_partition_root = true"},
 		},
-		"the publication filters rows": {func(s *situation) { s.found.Tables[0].RowFilter = true }, Setup, []string{"row filter"}},
-		"the table does not exist":     {func(s *situation) { s.found.Tables[0] = TableState{Name: "public.outbox"} }, Setup, []string{"--create-table"}},
-		"the table is unlogged":        {func(s *situation) { s.found.Tables[0].Persistence = "u" }, Setup, []string{"unlogged"}},
+		"the publication leaves columns out": {func(s *situation) { s.found.Tables[0].ColumnList = true }, Setup, []string{"column list"}},
+		"the publication filters rows":       {func(s *situation) { s.found.Tables[0].RowFilter = true }, Setup, []string{"row filter"}},
+		"the table does not exist":           {func(s *situation) { s.found.Tables[0] = TableState{Name: "public.outbox"} }, Setup, []string{"--create-table"}},
+		"the table is unlogged":              {func(s *situation) { s.found.Tables[0].Persistence = "u" }, Setup, []string{"unlogged"}},
 		"a required column is missing": {
 			func(s *situation) { s.found.Tables[0].Columns = s.found.Tables[0].Columns[:4] }, Setup, []string{"payload", "aggregateid"},
 		},

@@ -62,7 +62,8 @@ type TableState struct {
 	Kind        string // pg_class.relkind
 	Persistence string // pg_class.relpersistence
 	RelOID      uint32 // pg_publication_rel.oid; zero: not there by name
-	RowFilter   bool
+	RowFilter   bool   // 15+
+	ColumnList  bool   // 15+
 	Published   bool
 	Selectable  bool // our role may read it, which only a snapshot needs
 	RowSecurity bool // a policy would hide rows from our role
@@ -174,7 +175,7 @@ func (c *Conn) table(ctx context.Context, name string) (TableState, error) {
 	if err != nil {
 		return ts, err
 	}
-	rows, err := c.query(ctx, `SELECT c.oid, c.relkind, c.relpersistence, r.oid, to_jsonb(r)->>'prqual' IS NOT NULL,
+	rows, err := c.query(ctx, `SELECT c.oid, c.relkind, c.relpersistence, r.oid, to_jsonb(r)->>'prqual' IS NOT NULL, to_jsonb(r)->>'prattrs' IS NOT NULL,
 			EXISTS (SELECT FROM pg_publication_tables t
 				WHERE t.pubname = `+literal(c.cfg.Publication)+` AND t.schemaname = n.nspname AND t.tablename = c.relname),
 			has_table_privilege(c.oid, 'SELECT') AND has_schema_privilege(n.oid, 'USAGE'), row_security_active(c.oid)
@@ -193,7 +194,9 @@ func (c *Conn) table(ctx context.Context, name string) (TableState, error) {
 	if ts.RelOID, err = parseOID(r[3]); err != nil {
 		return ts, err
 	}
-	ts.RowFilter, ts.Published, ts.Selectable, ts.RowSecurity = *r[4] == "t", *r[5] == "t", *r[6] == "t", *r[7] == "t"
+	for i, b := range []*bool{&ts.RowFilter, &ts.ColumnList, &ts.Published, &ts.Selectable, &ts.RowSecurity} {
+		*b = *r[4+i] == "t"
+	}
 	rows, err = c.query(ctx, fmt.Sprintf(`SELECT attname, atttypid FROM pg_attribute
 		WHERE attrelid = %d AND attnum > 0 AND NOT attisdropped ORDER BY attnum`, ts.OID))
 	if err != nil {

@@ -207,6 +207,10 @@ func (s *Stream) handle(m pgoutput.Message) error {
 	switch m := m.(type) {
 	case pgoutput.Begin:
 		s.begin, s.inTx, s.ordinal = m, true, 0
+		if s.resume.Done > 0 && offsets.LSN(m.FinalLSN) > s.resume.Tx {
+			// Transactions come in the order of their commits.
+			return refuse(Gap, recoverHint, "the saved position is inside the transaction that commits at %s, which the log does not have", s.resume.Tx)
+		}
 	case pgoutput.Commit:
 		return s.commit(m)
 	case pgoutput.Relation:
@@ -223,8 +227,11 @@ func (s *Stream) handle(m pgoutput.Message) error {
 }
 
 func (s *Stream) commit(m pgoutput.Commit) error {
-	if s.resuming() && s.ordinal < s.resume.Done {
-		return &ResumeMismatchError{Saved: s.resume, At: s.ordinal}
+	if s.resuming() {
+		if s.ordinal < s.resume.Done {
+			return &ResumeMismatchError{Saved: s.resume, At: s.ordinal}
+		}
+		s.resume = offsets.Position{}
 	}
 	s.inTx = false
 	end := offsets.LSN(m.EndLSN)

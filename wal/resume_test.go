@@ -1,6 +1,7 @@
 package wal
 
 import (
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"os"
@@ -273,4 +274,23 @@ func TestResumeFromAnyPositionBringsExactlyTheRest(t *testing.T) {
 		s.Close()
 	}
 	t.Logf("%d events, %d places, %d of them tried", len(want), len(places), len(chosen))
+}
+
+func TestResumeInsideATransactionThatTheLogDoesNotHaveIsRefused(t *testing.T) {
+	t.Parallel()
+	dsn := pgtest.Database(t)
+	cfg := configure(t, dsn)
+	s, pos := begin(t, cfg)
+	s.Close()
+	pgtest.Exec(t, dsn, "INSERT INTO outbox (id, payload) VALUES ("+sentinel+", '')")
+	s = startAgain(t, cfg, offsets.Position{LSN: pos.LSN, Tx: pos.LSN + 1, Done: 1})
+	for b := range s.Batches() {
+		if len(b.Events) > 0 {
+			t.Fatalf("event %s was handed on", b.Events[0].ID)
+		}
+	}
+	var refusal *Refusal
+	if err := s.Err(); !errors.As(err, &refusal) || refusal.Cause != Gap {
+		t.Errorf("Err = %v, want a refusal", err)
+	}
 }

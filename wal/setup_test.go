@@ -93,6 +93,7 @@ func TestInspectedSetupsAreRefused(t *testing.T) {
 	}{
 		"publication without inserts":  {[]string{"CREATE PUBLICATION cdcpub FOR TABLE outbox WITH (publish = 'update')"}, "does not publish inserts"},
 		"publication of another table": {[]string{"CREATE TABLE other (id int)", "CREATE PUBLICATION cdcpub FOR TABLE other"}, "serves public.other, not public.outbox"},
+		"column list":                  {[]string{"CREATE PUBLICATION cdcpub FOR TABLE outbox (id, aggregatetype, aggregateid, type, payload) WITH (publish = 'insert')"}, "column list"},
 		"row filter":                   {[]string{"CREATE PUBLICATION cdcpub FOR TABLE outbox WHERE (id > 5) WITH (publish = 'insert')"}, "row filter"},
 		"unlogged table":               {[]string{"ALTER TABLE outbox SET UNLOGGED", "CREATE PUBLICATION cdcpub FOR ALL TABLES"}, "unlogged"},
 		"unmappable table":             {[]string{"ALTER TABLE outbox DROP COLUMN type", "CREATE PUBLICATION cdcpub FOR TABLE outbox"}, `"type"`},
