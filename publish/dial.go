@@ -7,7 +7,6 @@ import (
 	"net/url"
 	"strconv"
 	"strings"
-	"syscall"
 	"time"
 
 	amqp "github.com/rabbitmq/amqp091-go"
@@ -16,26 +15,7 @@ import (
 const (
 	handshakeTimeout = 30 * time.Second // TCP, TLS and AMQP together
 	defaultHeartbeat = 10 * time.Second
-
-	keepAliveIdle     = 10 * time.Second
-	keepAliveInterval = 5 * time.Second
-	keepAliveCount    = 3
-	// userTimeout is how long sent data may stay unacknowledged by the peer's
-	// kernel. On Linux it replaces the count of keepalive probes (tcp(7)), so it
-	// says the same. It also ends a connection whose peer acknowledges but has
-	// closed its receive window for so long, which is what a broker under a
-	// memory alarm does; so it is off while the broker blocks us.
-	userTimeout = keepAliveIdle + keepAliveCount*keepAliveInterval
 )
-
-func newDialer() *net.Dialer {
-	return &net.Dialer{
-		KeepAliveConfig: net.KeepAliveConfig{
-			Enable: true, Idle: keepAliveIdle, Interval: keepAliveInterval, Count: keepAliveCount,
-		},
-		Control: func(_, _ string, c syscall.RawConn) error { return setUserTimeout(c, userTimeout) },
-	}
-}
 
 // target is one broker to dial. Its String is safe to log.
 type target struct {

@@ -12,6 +12,8 @@ import (
 
 	"github.com/hashicorp/go-hclog"
 	amqp "github.com/rabbitmq/amqp091-go"
+
+	"github.com/cdcpub/cdcpub/internal/tcp"
 )
 
 const (
@@ -144,10 +146,12 @@ func (k *link) watch(ctx context.Context, c *conn) error {
 			}
 			c.setBlocked(b.Active)
 			if b.Active {
+				// Under a memory alarm the broker closes its receive window for as long
+				// as it lasts.
 				c.transport.setUserTimeout(0)
 				k.log.Warn("broker blocks publishing", "reason", b.Reason)
 			} else {
-				c.transport.setUserTimeout(userTimeout)
+				c.transport.setUserTimeout(tcp.UserTimeout)
 				k.log.Info("broker no longer blocks publishing")
 			}
 		case e := <-c.lost:

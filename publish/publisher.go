@@ -12,6 +12,7 @@ import (
 
 	"github.com/hashicorp/go-hclog"
 
+	"github.com/cdcpub/cdcpub/internal/tcp"
 	"github.com/cdcpub/cdcpub/router"
 )
 
@@ -94,7 +95,7 @@ func (c Config) withDefaults() Config {
 		c.Logger = hclog.NewNullLogger()
 	}
 	if c.dial == nil {
-		c.dial = newDialer().DialContext
+		c.dial = tcp.NewDialer().DialContext
 	}
 	return c
 }

@@ -4,6 +4,8 @@ import (
 	"net"
 	"sync"
 	"time"
+
+	"github.com/cdcpub/cdcpub/internal/tcp"
 )
 
 const (
@@ -113,8 +115,8 @@ func (t *transport) Close() error {
 // dropped: a close without SO_LINGER 0 would have the kernel go on sending it
 // in the background, after messages that were sent again on a new connection.
 func (t *transport) Abort() {
-	if tcp, ok := t.raw.(*net.TCPConn); ok {
-		_ = tcp.SetLinger(0) // fails only if closed already
+	if conn, ok := t.raw.(*net.TCPConn); ok {
+		_ = conn.SetLinger(0) // fails only if closed already
 	}
 	_ = t.raw.Close()
 	t.mu.Lock()
@@ -126,11 +128,11 @@ func (t *transport) Abort() {
 // setUserTimeout changes how long the kernel waits for the peer; zero is its
 // default. It is of no effect on what is not TCP.
 func (t *transport) setUserTimeout(d time.Duration) {
-	tcp, ok := t.raw.(*net.TCPConn)
+	conn, ok := t.raw.(*net.TCPConn)
 	if !ok {
 		return
 	}
-	if raw, err := tcp.SyscallConn(); err == nil {
-		_ = setUserTimeout(raw, d) // fails only if closed already
+	if raw, err := conn.SyscallConn(); err == nil {
+		_ = tcp.SetUserTimeout(raw, d) // fails only if closed already
 	}
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"regexp"
 	"strings"
 	"sync/atomic"
@@ -13,6 +12,7 @@ import (
 	"github.com/hashicorp/go-hclog"
 	"github.com/jackc/pgx/v5/pgconn"
 
+	"github.com/cdcpub/cdcpub/internal/tcp"
 	"github.com/cdcpub/cdcpub/outbox"
 )
 
@@ -95,11 +95,7 @@ func Connect(ctx context.Context, cfg Config) (*Conn, error) {
 	if pc.ConnectTimeout == 0 {
 		pc.ConnectTimeout = connectTimeout
 	}
-	dialer := &net.Dialer{
-		KeepAliveConfig: net.KeepAliveConfig{Enable: true, Idle: 10 * time.Second, Interval: 5 * time.Second, Count: 3},
-		Control:         setUserTimeout,
-	}
-	pc.DialFunc = dialer.DialContext
+	pc.DialFunc = tcp.NewDialer().DialContext
 	c := &Conn{cfg: cfg, params: pc, skippedPublication: &atomic.Bool{}}
 	pc.OnNotice = func(_ *pgconn.PgConn, n *pgconn.Notice) {
 		// PostgreSQL 18 src/backend/replication/pgoutput/pgoutput.c,

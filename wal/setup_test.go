@@ -25,6 +25,23 @@ func inspect(t *testing.T, c *Conn) Findings {
 	return f
 }
 
+// A sidecar on the database's own machine may have no TCP at all.
+func TestUnixSocketIsAWayToTheServer(t *testing.T) {
+	t.Parallel()
+	dsn := pgtest.Database(t)
+	cfg := configure(t, dsn)
+	cfg.DSN = pgtest.Query[string](t, dsn, `SELECT format('host=%s port=%s user=postgres dbname=%s', current_setting('unix_socket_directories'),
+		current_setting('port'), current_database())`)
+	s, _ := begin(t, cfg)
+	pgtest.Exec(t, dsn, "INSERT INTO outbox (id, payload) VALUES ("+sentinel+", '')")
+	if got := events(until(t, s, sentinel)); len(got) != 1 {
+		t.Errorf("%d events", len(got))
+	}
+	if serverStopping(t.Context(), s.probeConfig()) {
+		t.Error("the probe takes the server for one that stops")
+	}
+}
+
 func TestInspectOfAFreshDatabaseFindsNothingAndChangesNothing(t *testing.T) {
 	t.Parallel()
 	dsn := pgtest.Database(t)
