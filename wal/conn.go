@@ -2,8 +2,10 @@ package wal
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
+	"net"
 	"regexp"
 	"strings"
 	"sync/atomic"
@@ -13,6 +15,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/cdcpub/cdcpub/internal/tcp"
+	"github.com/cdcpub/cdcpub/offsets"
 	"github.com/cdcpub/cdcpub/outbox"
 )
 
@@ -121,6 +124,38 @@ func (c *Conn) Close() {
 	// Its error would say only that a connection we no longer want is gone.
 	_ = c.pg.Close(ctx)
 	c.pg = nil
+}
+
+// Sibling is the configuration of an ordinary connection to the very server that
+// c leads to, in the way in which it was reached: of several hosts in a DSN
+// another one may be a standby that lags, or another server altogether. It must
+// be asked for before Start. The caller owns it.
+func (c *Conn) Sibling() *pgconn.Config {
+	cfg := c.params.Copy()
+	// Our walsender may be the last that is allowed.
+	delete(cfg.RuntimeParams, "replication")
+	delete(cfg.RuntimeParams, "wal_sender_timeout")
+	cfg.OnNotice, cfg.ValidateConnect, cfg.Fallbacks = nil, nil, nil
+	if addr, ok := c.pg.Conn().RemoteAddr().(*net.TCPAddr); ok {
+		cfg.Host, cfg.Port = addr.IP.String(), uint16(addr.Port)
+	}
+	if _, encrypted := c.pg.Conn().(*tls.Conn); !encrypted {
+		cfg.TLSConfig = nil
+	}
+	return cfg
+}
+
+// byOID finds the configuration of each table.
+func (c Config) byOID(tables []offsets.Table) map[uint32]Table {
+	m := make(map[uint32]Table, len(tables))
+	for _, id := range tables {
+		for _, t := range c.Tables {
+			if t.Name == id.Name {
+				m[id.OID] = t
+			}
+		}
+	}
+	return m
 }
 
 // query runs one statement by the simple protocol, the only one a walsender

@@ -65,9 +65,9 @@ type TableState struct {
 	RowFilter   bool   // 15+
 	ColumnList  bool   // 15+
 	Published   bool
-	Selectable  bool // our role may read it, which only a snapshot needs
-	RowSecurity bool // a policy would hide rows from our role
-	Columns     []outbox.Column
+	Selectable  bool            // our role may read it, which only a snapshot needs
+	RowSecurity bool            // a policy would hide rows from our role
+	Columns     []outbox.Column // without generated ones, which the stream lacks
 }
 
 // scope hashes the configuration that decides which rows are events and how
@@ -198,7 +198,7 @@ func (c *Conn) table(ctx context.Context, name string) (TableState, error) {
 		*b = *r[4+i] == "t"
 	}
 	rows, err = c.query(ctx, fmt.Sprintf(`SELECT attname, atttypid FROM pg_attribute
-		WHERE attrelid = %d AND attnum > 0 AND NOT attisdropped ORDER BY attnum`, ts.OID))
+		WHERE attrelid = %d AND attnum > 0 AND NOT attisdropped AND attgenerated = '' ORDER BY attnum`, ts.OID))
 	if err != nil {
 		return ts, err
 	}

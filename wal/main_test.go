@@ -77,7 +77,7 @@ func begin(t testing.TB, cfg Config) (*Stream, offsets.Position) {
 
 func start(t testing.TB, c *Conn, pos offsets.Position) *Stream {
 	t.Helper()
-	s, err := c.Start(t.Context(), pos)
+	s, err := c.Start(t.Context(), pos, inspect(t, c).Source.Tables)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -93,7 +93,7 @@ func startAgain(t testing.TB, cfg Config, pos offsets.Position) *Stream {
 	eventually(t, "the slot is free", func() bool {
 		c := connect(t, cfg)
 		var err error
-		s, err = c.Start(t.Context(), pos)
+		s, err = c.Start(t.Context(), pos, inspect(t, c).Source.Tables)
 		var refusal *Refusal
 		if errors.As(err, &refusal) && refusal.Cause == SlotBusy {
 			return false

@@ -2,8 +2,6 @@ package wal
 
 import (
 	"context"
-	"crypto/tls"
-	"net"
 	"sync"
 	"time"
 
@@ -72,20 +70,8 @@ func serverStopping(ctx context.Context, cfg *pgconn.Config) bool {
 	return false
 }
 
-// probeConfig leads to the very server that we stream from, in the way in which
-// it was reached.
-func (s *Stream) probeConfig() *pgconn.Config {
-	cfg := s.params.Copy()
-	// An ordinary connection: our walsender may be the last that is allowed.
-	delete(cfg.RuntimeParams, "replication")
-	delete(cfg.RuntimeParams, "wal_sender_timeout")
+func (c *Conn) probeConfig() *pgconn.Config {
+	cfg := c.Sibling()
 	cfg.RuntimeParams["application_name"] = "cdcpub probe"
-	cfg.OnNotice, cfg.ValidateConnect, cfg.Fallbacks = nil, nil, nil
-	if addr, ok := s.pg.Conn().RemoteAddr().(*net.TCPAddr); ok {
-		cfg.Host, cfg.Port = addr.IP.String(), uint16(addr.Port)
-	}
-	if _, encrypted := s.pg.Conn().(*tls.Conn); !encrypted {
-		cfg.TLSConfig = nil
-	}
 	return cfg
 }

@@ -17,7 +17,8 @@ import (
 
 // reader is the state between two messages. The goroutine of Stream.run owns it.
 type reader struct {
-	relations map[uint32]*outbox.Mapping // nil value: not one of ours
+	tables    map[uint32]Table           // ours, by OID
+	relations map[uint32]*outbox.Mapping // by OID; nil value: not one of ours
 
 	restart offsets.LSN // everything that committed below it has been gathered
 	begin   pgoutput.Begin
@@ -37,14 +38,15 @@ type reader struct {
 	reported   offsets.LSN
 	replyDue   bool
 
-	// asked counts reply requests at an unchanged position that is not
-	// acknowledged yet, askedSince the first of them: a server in its shutdown.
+	// A server in its shutdown asks for a reply again and again, at a position
+	// that is not acknowledged yet: since askedSince, last at askedLast.
 	askedAt    offsets.LSN
 	askedSince time.Time
+	askedLast  time.Time
 }
 
-func newReader(pos offsets.Position) reader {
-	return reader{relations: map[uint32]*outbox.Mapping{}, restart: pos.LSN, reported: pos.LSN, resume: pos}
+func newReader(pos offsets.Position, tables map[uint32]Table) reader {
+	return reader{tables: tables, relations: map[uint32]*outbox.Mapping{}, restart: pos.LSN, reported: pos.LSN, resume: pos}
 }
 
 // full reports whether the batch must go before another event comes in.
@@ -68,8 +70,20 @@ func (r *reader) progress(lsn offsets.LSN) {
 		return
 	}
 	r.restart = lsn
-	r.batch.Through = offsets.Position{LSN: lsn}
+	r.batch.Through = r.at(lsn)
 	r.dirty = true
+}
+
+// at is the position of lsn, outside a transaction. Before the transaction in
+// which the last process stopped has come again, its progress still counts: a
+// keepalive on the way there must not make us forget it.
+func (r *reader) at(lsn offsets.LSN) offsets.Position {
+	if r.resume.Done > 0 && lsn <= r.resume.Tx {
+		p := r.resume
+		p.LSN = lsn
+		return p
+	}
+	return offsets.Position{LSN: lsn}
 }
 
 // receive reads and handles one message. A timeout is pgconn.Timeout and leaves
@@ -130,10 +144,15 @@ func (s *Stream) arm() error {
 // serverError is what the server says in the middle of a stream. A slot can be
 // invalidated while it is read.
 func (s *Stream) serverError(err error) error {
-	if sqlState(err) == "55000" {
+	switch sqlState(err) {
+	case "55000": // object_not_in_prerequisite_state
 		return refuse(SlotLost, recoverHint, "read from PostgreSQL: %v", err)
+	case "22021": // character_not_in_repertoire: the database's encoding is SQL_ASCII
+		return refuse(Setup, "correct the row and start over; a database with a real encoding would not have taken it",
+			"a row behind %s is not valid UTF-8: %v", s.restart, err)
+	default:
+		return fmt.Errorf("read from PostgreSQL: %w", err)
 	}
-	return fmt.Errorf("read from PostgreSQL: %w", err)
 }
 
 func (s *Stream) copyData(data []byte) error {
@@ -181,15 +200,17 @@ func (s *Stream) keepalive(walEnd offsets.LSN, reply bool) error {
 	}
 	s.replyDue = true
 	now := time.Now()
-	switch acked := offsets.LSN(s.acked.Load()); {
-	case acked >= walEnd:
-		s.askedSince = time.Time{}
-	case s.askedSince.IsZero() || s.askedAt != walEnd:
-		s.askedAt, s.askedSince = walEnd, now
+	// One that asks now and then, as after a pause of ours, does not stop.
+	insists := s.askedAt == walEnd && now.Sub(s.askedLast) < time.Second
+	s.askedAt, s.askedLast = walEnd, now
+	switch {
+	case offsets.LSN(s.acked.Load()) >= walEnd:
+	case !insists:
+		s.askedSince = now
 		if !s.inTx {
 			// Once more if need be: the receiver may have been told of this position
 			// when nothing was urgent.
-			s.batch.Through, s.batch.Urgent, s.dirty = offsets.Position{LSN: s.restart}, true, true
+			s.batch.Through, s.batch.Urgent, s.dirty = s.at(s.restart), true, true
 		}
 	case now.Sub(s.askedSince) >= stopPatience:
 		return ErrServerStopping
@@ -243,35 +264,42 @@ func (s *Stream) commit(m pgoutput.Commit) error {
 	return nil
 }
 
-// relation rebuilds the mapping: the table may have changed, and a partition or
-// a second table may be new.
+// relation rebuilds the mapping: the table may have changed. A table is known by
+// its OID: the log has the name that it had at the time, and renaming it must not
+// make its rows strangers.
 func (s *Stream) relation(m pgoutput.Relation) error {
 	s.relations[m.ID] = nil
-	for _, t := range s.cfg.Tables {
-		schema, name, err := outbox.ParseTable(t.Name)
-		if err != nil {
+	t, ours := s.tables[m.ID]
+	if !ours {
+		for id, t := range s.tables {
+			schema, name, err := outbox.ParseTable(t.Name)
+			if err == nil && schema == m.Schema && name == m.Name {
+				return refuse(Gap, recoverHint, "table %s was made anew (OID %d, was %d): rows may have passed unseen", t.Name, m.ID, id)
+			}
+		}
+		return nil
+	}
+	cols := make([]outbox.Column, len(m.Columns))
+	for i, c := range m.Columns {
+		cols[i] = outbox.Column{Name: c.Name, Type: c.Type}
+	}
+	mapping, err := outbox.Bind(t.Name, cols, t.Columns)
+	if err != nil {
+		return s.unreadable(err)
+	}
+	s.relations[m.ID] = mapping
+	return nil
+}
+
+// unreadable hands on what came before, which is good, and refuses the rest.
+func (s *Stream) unreadable(err error) error {
+	if s.dirty {
+		if err := s.handOver(); err != nil {
 			return err
 		}
-		if schema != m.Schema || name != m.Name {
-			continue
-		}
-		cols := make([]outbox.Column, len(m.Columns))
-		for i, c := range m.Columns {
-			cols[i] = outbox.Column{Name: c.Name, Type: c.Type}
-		}
-		mapping, err := outbox.Bind(t.Name, cols, t.Columns)
-		if err != nil {
-			// The rows before the change are good, and a restart would get no further.
-			if s.dirty {
-				if err := s.handOver(); err != nil {
-					return err
-				}
-			}
-			return refuse(Setup, "bring the column back, or map another one in source.tables", "the log holds rows that cannot be read: %v", err)
-		}
-		s.relations[m.ID] = mapping
 	}
-	return nil
+	return refuse(Setup, "give the column its old name or type back until the log behind the change is read, or map another one in source.tables",
+		"the log holds rows that cannot be read: %v", err)
 }
 
 // resuming reports whether this is the transaction in which the last process

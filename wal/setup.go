@@ -95,6 +95,8 @@ func (c *Conn) slotError(ctx context.Context, err error) error {
 	case "55P03": // lock_not_available: our lock_timeout
 		return refuse(Setup, "end it, or wait: the slot can only be created once it has ended",
 			"creating replication slot %q waits for %s", c.cfg.Slot, c.blocker(ctx))
+	case "42710": // duplicate_object
+		return refuse(Gap, "set source.slot to a name of its own", "replication slot %q was created by somebody else just now", c.cfg.Slot)
 	case "42501": // insufficient_privilege
 		return refuse(Setup, "run as a superuser: ALTER ROLE <role> REPLICATION", "create replication slot %q: %v", c.cfg.Slot, err)
 	case "53400": // configuration_limit_exceeded

@@ -16,7 +16,7 @@ import (
 	"github.com/cdcpub/cdcpub/outbox"
 )
 
-func inspect(t *testing.T, c *Conn) Findings {
+func inspect(t testing.TB, c *Conn) Findings {
 	t.Helper()
 	f, err := c.Inspect(t.Context())
 	if err != nil {
@@ -32,13 +32,15 @@ func TestUnixSocketIsAWayToTheServer(t *testing.T) {
 	cfg := configure(t, dsn)
 	cfg.DSN = pgtest.Query[string](t, dsn, `SELECT format('host=%s port=%s user=postgres dbname=%s', current_setting('unix_socket_directories'),
 		current_setting('port'), current_database())`)
-	s, _ := begin(t, cfg)
+	c := connect(t, cfg)
+	pos := create(t, c)
+	if serverStopping(t.Context(), c.probeConfig()) {
+		t.Error("the probe takes the server for one that stops")
+	}
+	s := start(t, c, pos)
 	pgtest.Exec(t, dsn, "INSERT INTO outbox (id, payload) VALUES ("+sentinel+", '')")
 	if got := events(until(t, s, sentinel)); len(got) != 1 {
 		t.Errorf("%d events", len(got))
-	}
-	if serverStopping(t.Context(), s.probeConfig()) {
-		t.Error("the probe takes the server for one that stops")
 	}
 }
 
@@ -213,7 +215,7 @@ func TestStartFromASlotInUseIsBusy(t *testing.T) {
 	if f := inspect(t, second); !f.Slot.Active || f.Slot.ActivePID == 0 {
 		t.Errorf("the slot in use is found as %+v", f.Slot)
 	}
-	_, err := second.Start(t.Context(), pos)
+	_, err := second.Start(t.Context(), pos, nil)
 	wantRefusal(t, err, SlotBusy)
 	pgtest.Exec(t, cfg.DSN, "INSERT INTO outbox VALUES ("+sentinel+")")
 	until(t, s, sentinel) // the first one did not notice
@@ -230,9 +232,9 @@ func TestStartFromADroppedSlotIsLost(t *testing.T) {
 	if err := c.DropSlot(t.Context()); err != nil {
 		t.Errorf("dropping a slot that does not exist: %v", err)
 	}
-	_, err := c.Start(t.Context(), pos)
+	_, err := c.Start(t.Context(), pos, nil)
 	wantRefusal(t, err, SlotLost)
-	if _, err := c.Start(t.Context(), pos); !errors.Is(err, errAlreadyStarted) {
+	if _, err := c.Start(t.Context(), pos, nil); !errors.Is(err, errAlreadyStarted) {
 		t.Errorf("a second start on the connection: %v", err)
 	}
 }
@@ -242,7 +244,7 @@ func TestStartNeedsAPosition(t *testing.T) {
 	cfg := configure(t, pgtest.Database(t))
 	c := connect(t, cfg)
 	create(t, c)
-	if _, err := c.Start(t.Context(), offsets.Position{}); err == nil {
+	if _, err := c.Start(t.Context(), offsets.Position{}, nil); err == nil {
 		t.Error("started at position zero, which the server takes for its own choice")
 	}
 }

@@ -51,9 +51,7 @@ type Stats struct {
 // Stream is a running replication stream. It hands out batches in commit order;
 // the receiver owns a batch and its bytes.
 type Stream struct {
-	cfg     Config
 	pg      *pgconn.PgConn
-	params  *pgconn.Config
 	skipped *atomic.Bool // the server skipped the publication
 
 	batches chan outbox.Batch
@@ -72,7 +70,8 @@ type Stream struct {
 // Start begins streaming at pos, which must not be zero, and takes the
 // connection over. It blocks until the server has agreed. A position inside a
 // transaction makes the reader skip the events that are already published.
-func (c *Conn) Start(ctx context.Context, pos offsets.Position) (*Stream, error) {
+// tables are those of Plan.Source: their OIDs tell which rows are ours.
+func (c *Conn) Start(ctx context.Context, pos offsets.Position, tables []offsets.Table) (*Stream, error) {
 	if c.pg == nil {
 		return nil, errAlreadyStarted
 	}
@@ -90,14 +89,14 @@ func (c *Conn) Start(ctx context.Context, pos offsets.Position) (*Stream, error)
 		return nil, err
 	}
 	s := &Stream{
-		cfg: c.cfg, pg: c.pg, params: c.params, skipped: c.skippedPublication,
+		pg: c.pg, skipped: c.skippedPublication,
 		batches: make(chan outbox.Batch), stop: make(chan struct{}), done: make(chan struct{}),
 	}
+	s.prober = newProber(c.probeConfig())
 	c.pg = nil
 	s.acked.Store(uint64(pos.LSN))
 	s.received.Store(uint64(pos.LSN))
-	s.reader = newReader(pos)
-	s.prober = newProber(s.probeConfig())
+	s.reader = newReader(pos, c.cfg.byOID(tables))
 	go s.run()
 	return s, nil
 }
@@ -116,6 +115,9 @@ func (s *Stream) Ack(lsn offsets.LSN) {
 		}
 	}
 }
+
+// Done is closed when the stream has ended, whoever still holds batches.
+func (s *Stream) Done() <-chan struct{} { return s.done }
 
 // Err is nil while the stream runs and after Close.
 func (s *Stream) Err() error {
