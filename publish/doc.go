@@ -11,7 +11,7 @@
 //
 //	          Publish
 //	             |
-//	             v           not valid, no such exchange
+//	             v           not valid; exchange missing or forbidden
 //	  +----> waiting ----------------------------------------> decided
 //	  |          |                                                |
 //	  |          | sent, in FIFO order                            |
@@ -36,6 +36,7 @@
 //	after any teardown   one message, until the broker has answered for it
 //	else                 Config.PerChannel
 //	isolating            one message
+//	trying an exchange   one message
 //	never                two messages with the same message_id, because a
 //	                     basic.return names the message by nothing else
 //
@@ -45,6 +46,12 @@
 // channel twice while it is alone in flight is reported as Returned (403, 404)
 // or Refused (406, 501), and the others go on. After a 501, which ends a whole
 // connection, the lanes of that connection take turns.
+//
+// A 403 concerns more than its message: the exchange is internal, or the user
+// may not write to it. So messages to it are Returned without being sent, in all
+// lanes, for a few seconds. Then the next one is sent, alone, and its end opens
+// the exchange again or closes it for as long. A topic permission that forbids
+// only some routing keys makes those with the others wait in the same way.
 //
 // # Goroutines
 //

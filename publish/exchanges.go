@@ -14,12 +14,23 @@ import (
 // exchange are retried by the caller, and its creation should not go unnoticed.
 const absentFor = time.Second
 
+// forbiddenFor is how long an exchange counts as forbidden after a message to it
+// has ended channels with 403: the user may not write to it, or it is internal.
+// No request asks for that right, only a message tries it, and each try stops
+// its lane and costs it channels: once per second would be felt. Nor should it be
+// long. A topic permission may forbid only some routing keys, and messages with
+// the others are returned meanwhile.
+const forbiddenFor = 5 * time.Second
+
 // exchange is what is known of one exchange. Its fields are set before known is
 // closed and never change; a new answer is a new exchange.
 type exchange struct {
 	known chan struct{}
 	err   error     // why it cannot be published to; nil: it exists
-	until time.Time // when err is forgotten
+	until time.Time // when err is forgotten, or tried
+	// forbidden: err is the verdict on a message, and only a message can tell
+	// whether it still holds.
+	forbidden bool
 }
 
 // exchanges finds out which exchanges exist. A publish to a missing one would
@@ -44,21 +55,45 @@ func newExchanges(control *link, declare bool) *exchanges {
 	return x
 }
 
-// lookup returns what is known of name, or starts to find out.
-func (x *exchanges) lookup(name string) *exchange {
+// lookup returns what is known of name, or starts to find out. With trial, name
+// was forbidden for forbiddenFor, and the caller's message is to be sent to see
+// whether it still is; until it is known, all others get the old answer.
+func (x *exchanges) lookup(name string) (e *exchange, trial bool) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	if e := x.byName[name]; e != nil && !e.stale() {
-		return e
+	e = x.byName[name]
+	if e != nil && !e.stale() {
+		return e, false
+	}
+	if e != nil && e.forbidden {
+		return x.setForbidden(name, e.err), true
 	}
 	x.dropStale()
-	e := &exchange{known: make(chan struct{})}
+	e = &exchange{known: make(chan struct{})}
 	x.byName[name] = e
 	x.pending = append(x.pending, name)
 	select {
 	case x.wake <- struct{}{}:
 	default:
 	}
+	return e, false
+}
+
+// forbid has messages to name returned without being sent, in all lanes, for
+// forbiddenFor.
+func (x *exchanges) forbid(name string, reason *amqp.Error) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if e := x.byName[name]; e != nil && !e.answered() {
+		return // lanes wait for this check; if need be, the next message convicts again
+	}
+	x.setForbidden(name, fmt.Errorf("not sent: the broker has just closed the channel for a message to exchange %q: %w", name, reason))
+}
+
+func (x *exchanges) setForbidden(name string, err error) *exchange {
+	e := &exchange{known: make(chan struct{}), err: err, until: time.Now().Add(forbiddenFor), forbidden: true}
+	close(e.known)
+	x.byName[name] = e
 	return e
 }
 
@@ -76,10 +111,10 @@ func (e *exchange) stale() bool {
 }
 
 // dropStale keeps names that exist nowhere, of which data can make up any
-// number, from piling up.
+// number, from piling up. What is forbidden exists, and must be tried first.
 func (x *exchanges) dropStale() {
 	for name, e := range x.byName {
-		if e.stale() {
+		if e.stale() && !e.forbidden {
 			delete(x.byName, name)
 		}
 	}

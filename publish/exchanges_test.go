@@ -170,3 +170,108 @@ func TestUnknownExchangesDoNotPileUp(t *testing.T) {
 		t.Errorf("%d exchanges are remembered, want the pending one", len(x.byName))
 	}
 }
+
+// permissions is a Publish script that ends the channel for messages to the
+// exchange "closed", unless it is open.
+type permissions struct {
+	seen recorder
+	open atomic.Bool
+}
+
+func (p *permissions) publish(m fakebroker.Message) {
+	p.seen.saw(m.ID)
+	p.seen.saw(m.Exchange)
+	if m.Exchange == "closed" && !p.open.Load() {
+		m.Conn.CloseChannel(m.Channel, 403, "ACCESS_REFUSED - scripted")
+		return
+	}
+	m.Conn.Ack(m.Channel, m.Tag, false)
+}
+
+// mixed is n messages to the exchange "closed" among n to "open", over all lanes.
+func mixed(prefix string, n int) []router.Message {
+	var messages []router.Message
+	for i, m := range ids(prefix, 2*n) {
+		m.OrderKey, m.Exchange = m.ID, []string{"closed", "open"}[i%2]
+		messages = append(messages, m)
+	}
+	return messages
+}
+
+func (r *rig) wantOpenOnly(from uint64) {
+	r.t.Helper()
+	r.settle()
+	for seq := from; seq < r.next; seq++ {
+		o := r.outcomes[seq]
+		want := []router.Kind{returned, confirmed}[(seq-from)%2]
+		if o.Kind != want || want == returned && !isCode(o.Err, 403) {
+			r.t.Errorf("message %d is %s (%v), want %s", seq, o.Kind, o.Err, want)
+		}
+	}
+}
+
+// expire ends forbiddenFor for an exchange.
+func (x *exchanges) expire(name string) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	e := *x.byName[name]
+	e.until = time.Now().Add(-time.Second)
+	x.byName[name] = &e
+}
+
+func TestAForbiddenExchangeIsTriedByOneMessageAtATime(t *testing.T) {
+	var p permissions
+	r, _ := withBroker(t, fakebroker.Script{Publish: p.publish})
+	r.publish(mixed("found", 100)...)
+	r.wantOpenOnly(0)
+	// Each of the four lanes may have sent some before the first had its verdict.
+	found := p.seen.times("closed")
+	if found > 4*(1+maxKills) {
+		t.Errorf("%d messages were sent to the exchange before it was found to be forbidden", found)
+	}
+
+	r.p.exchanges.expire("closed")
+	second := r.next
+	messages := mixed("still", 100)
+	r.publish(messages...)
+	r.wantOpenOnly(second)
+	if tried := p.seen.times("closed") - found; tried != maxKills {
+		t.Errorf("the exchange was tried %d times, want one message alone, %d times", tried, maxKills)
+	}
+	for _, m := range messages {
+		if n := p.seen.times(m.ID); m.Exchange == "open" && n != 1 {
+			t.Errorf("innocent message %s was sent %d times", m.ID, n)
+		}
+	}
+
+	p.open.Store(true)
+	r.p.exchanges.expire("closed")
+	r.publish(to("closed", "trial"))
+	r.settle()
+	third := r.next
+	r.publish(mixed("after", 100)...)
+	r.settle()
+	for seq := third - 1; seq < r.next; seq++ {
+		if o := r.outcomes[seq]; o.Kind != confirmed {
+			t.Errorf("message %d is %s (%v), but the exchange is open", seq, o.Kind, o.Err)
+		}
+	}
+}
+
+func TestATrialOutlivesALostConnection(t *testing.T) {
+	var p permissions
+	var cut atomic.Bool
+	r, _ := withBroker(t, fakebroker.Script{Publish: func(m fakebroker.Message) {
+		if m.ID == "trial" && cut.CompareAndSwap(false, true) {
+			m.Conn.Cut()
+			return
+		}
+		p.publish(m)
+	}}, single)
+	r.publish(to("closed", "a"))
+	r.wantKinds(returned)
+	p.open.Store(true)
+	r.p.exchanges.expire("closed")
+	r.publish(to("closed", "trial"))
+	r.wantKinds(returned, confirmed)
+}

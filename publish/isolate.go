@@ -14,12 +14,12 @@ import (
 // could be a coincidence, such as an exchange that was deleted and made again.
 const maxKills = 2
 
-// blame looks for the message that ended s, if it was ended by one; sent are
-// those that were in flight. l.mu is held.
-func (l *lane) blame(s *session, sent []*entry) {
+// blame looks for the message that ended s and reports whether it was ended by
+// one; sent are those that were in flight. l.mu is held.
+func (l *lane) blame(s *session, sent []*entry) bool {
 	var e *amqp.Error
-	if !errors.As(s.cause, &e) || !e.Server || !isBlame(e.Code) {
-		return
+	if len(sent) == 0 || !errors.As(s.cause, &e) || !e.Server || !isBlame(e.Code) {
+		return false
 	}
 	for _, x := range sent {
 		if e.Code == amqp.NotFound {
@@ -36,11 +36,11 @@ func (l *lane) blame(s *session, sent []*entry) {
 	l.soleLink = l.soleLink || wholeLink
 	// Without the turn, a message of another lane may have ended the connection.
 	if len(sent) > 1 || wholeLink && !l.hasTurn {
-		return
+		return true
 	}
 	culprit := sent[0]
 	if culprit.kills++; culprit.kills < maxKills {
-		return
+		return true
 	}
 	kind := router.Refused
 	if e.Code == amqp.NotFound || e.Code == amqp.AccessRefused {
@@ -50,6 +50,10 @@ func (l *lane) blame(s *session, sent []*entry) {
 		culprit.m.Exchange, culprit.m.RoutingKey, e))
 	l.log.Warn("found the message that the broker closes the channel for",
 		"message_id", culprit.m.ID, "outcome", kind, "error", e)
+	if e.Code == amqp.AccessRefused {
+		l.p.exchanges.forbid(culprit.m.Exchange, e)
+	}
+	return true
 }
 
 // isBlame tells the errors that one message can cause: no such exchange, no

@@ -27,6 +27,7 @@ type entry struct {
 	sentAt   time.Time
 	inFlight bool // its message_id is in lane.ids
 	kills    int  // channels that ended while it was alone in flight
+	trial    bool // it tries, alone in flight, whether its exchange is still forbidden
 }
 
 func newEntry(seq uint64, m router.Message, maxBody int) *entry {
@@ -111,8 +112,20 @@ func (l *lane) run(ctx context.Context) {
 		if c == nil {
 			return
 		}
-		if l.serve(ctx, c) {
+		answered, explained := l.serve(ctx, c)
+		if answered {
 			wait = backoff{}
+		}
+		// A channel that a message has ended says nothing against the broker, and
+		// innocent messages wait behind it: the next one opens at once. That is no
+		// busy loop. A channel with several messages in flight has settled one
+		// before (see take); one message alone ends maxKills channels at most and
+		// is settled. So the channels are few for each message that leaves the
+		// lane, and one that the caller submits again has the caller's backoff.
+		// Where the connection ended too, link.wait waits for the next one, and
+		// the link has a backoff of its own.
+		if explained {
+			continue
 		}
 		if !sleep(ctx, wait.next()) {
 			return
@@ -121,15 +134,16 @@ func (l *lane) run(ctx context.Context) {
 }
 
 // serve opens a channel on c and sends until the channel ends. It reports
-// whether the broker has answered for any message.
-func (l *lane) serve(ctx context.Context, c *conn) bool {
+// whether the broker has answered for any message, and whether one explains the
+// end.
+func (l *lane) serve(ctx context.Context, c *conn) (answered, explained bool) {
 	s, err := l.open(c)
 	if err != nil {
 		if ctx.Err() == nil && !c.amqp.IsClosed() { // else the link reports it
 			l.p.counts.failed(err)
 			l.log.Warn("cannot open channel", "error", err)
 		}
-		return false
+		return false, false
 	}
 	settled := make(chan struct{})
 	go func() {
@@ -140,7 +154,7 @@ func (l *lane) serve(ctx context.Context, c *conn) bool {
 	close(s.inFlight)
 	<-settled
 	if ctx.Err() != nil {
-		return false
+		return false, false
 	}
 	return l.rewind(s)
 }
@@ -215,7 +229,7 @@ func (l *lane) take() *entry {
 	if !l.proven || l.suspects > 0 {
 		limit = 1
 	}
-	if l.sent >= limit {
+	if l.sent >= limit || l.sent > 0 && l.queue[l.sent-1].trial {
 		return nil
 	}
 	e := l.queue[l.sent]
@@ -236,14 +250,34 @@ func (l *lane) checkExchange(ctx context.Context, s *session, e *entry) bool {
 	if e.m.Exchange == "" { // the default exchange always exists
 		return true
 	}
-	x := l.p.exchanges.lookup(e.m.Exchange)
-	if !x.answered() && !l.await(ctx, s, x.known) {
-		return false
+	if !e.trial { // else its channel has died, and it is sent again
+		x, trial := l.p.exchanges.lookup(e.m.Exchange)
+		if !x.answered() && !l.await(ctx, s, x.known) {
+			return false
+		}
+		if x.err != nil && !trial {
+			e.decide(router.Returned, x.err)
+		}
+		e.trial = trial
 	}
-	if x.err != nil {
-		e.decide(router.Returned, x.err)
+	return !e.trial || l.awaitAlone(ctx, s)
+}
+
+// awaitAlone waits until only the message that was taken last is unsettled. If
+// that ends the channel, as a trial well may, no innocent one is sent twice. It
+// returns false when the channel or ctx has ended.
+func (l *lane) awaitAlone(ctx context.Context, s *session) bool {
+	for {
+		l.mu.Lock()
+		alone := l.sent == 1
+		l.mu.Unlock()
+		if alone {
+			return true
+		}
+		if !l.await(ctx, s, l.wake) {
+			return false
+		}
 	}
-	return true
 }
 
 // publish sends e, unless it does not fit the connection: then it decides e. It
@@ -286,8 +320,9 @@ func publishing(m *router.Message) amqp.Publishing {
 }
 
 // rewind makes everything unsettled unsent again, after s has ended and the
-// settler with it. It reports whether s has settled anything.
-func (l *lane) rewind(s *session) bool {
+// settler with it. It reports whether the broker has answered for anything on s,
+// and whether a message explains the end.
+func (l *lane) rewind(s *session) (answered, explained bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	var sent []*entry
@@ -296,9 +331,7 @@ func (l *lane) rewind(s *session) bool {
 			sent = append(sent, e)
 		}
 	}
-	if len(sent) > 0 {
-		l.blame(s, sent)
-	}
+	explained = l.blame(s, sent)
 	for _, e := range sent {
 		if e.verdict == 0 { // else it has just been found to be to blame
 			l.p.counts.resent.Add(1)
@@ -308,7 +341,7 @@ func (l *lane) rewind(s *session) bool {
 		e.confirm, e.inFlight = nil, false
 	}
 	clear(l.ids)
-	progress := l.proven
+	answered = l.proven
 	l.sent, l.proven = 0, false
-	return progress
+	return answered, explained
 }

@@ -182,7 +182,7 @@ func (k *link) wait(ctx context.Context) *conn {
 		k.mu.Lock()
 		c, changed := k.current, k.changed
 		k.mu.Unlock()
-		if c != nil {
+		if c != nil && !c.amqp.IsClosed() { // else run is about to notice
 			return c
 		}
 		select {

@@ -104,6 +104,25 @@ func TestAMessageThatEndsTheChannelIsFoundAmidInnocentOnes(t *testing.T) {
 	}
 }
 
+// With a pause for each dead channel, and longer ones in a row, this would take
+// minutes.
+func TestBadMessagesInARowDoNotSlowTheirLane(t *testing.T) {
+	r, _ := withBroker(t, fakebroker.Script{Publish: func(m fakebroker.Message) {
+		if strings.HasPrefix(m.ID, "bad") {
+			m.Conn.CloseChannel(m.Channel, 406, "PRECONDITION_FAILED - scripted")
+			return
+		}
+		m.Conn.Ack(m.Channel, m.Tag, false)
+	}}, single)
+	r.publish(ids("bad", 100)...)
+	r.publish(message("good"))
+	r.settle()
+	r.wantFIFO()
+	if s := r.p.Stats(); s.Refused != 100 || s.Confirmed != 1 {
+		t.Errorf("stats %+v", s)
+	}
+}
+
 // A frame error ends the connection under both lanes.
 func TestAMessageThatEndsTheConnectionIsFoundOverLanes(t *testing.T) {
 	r, _ := withBroker(t, fakebroker.Script{Publish: func(m fakebroker.Message) {
@@ -150,6 +169,12 @@ func (r *recorder) saw(id string) int {
 		r.first = append(r.first, id)
 	}
 	r.count[id]++
+	return r.count[id]
+}
+
+func (r *recorder) times(id string) int {
+	r.mu.Lock()
+	defer r.mu.Unlock()
 	return r.count[id]
 }
 

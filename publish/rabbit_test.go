@@ -62,6 +62,38 @@ func TestAgainstRabbitMQ(t *testing.T) {
 		r.publish(router.Message{RoutingKey: name, ID: "does not"})
 		r.wantKinds(confirmed, nacked)
 	})
+	t.Run("an internal exchange, which nobody may publish to", func(t *testing.T) {
+		name := rabbittest.Name(t)
+		rabbittest.Queue(t, url, name, "", "", nil)
+		ch := rabbittest.Channel(t, url)
+		if err := ch.ExchangeDeclare(name, amqp.ExchangeTopic, false, true, true, false, nil); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = rabbittest.Channel(t, url).ExchangeDelete(name, false, false) })
+		r := newRig(t, Config{URLs: []string{url}, Mandatory: true})
+		start := time.Now()
+		for i := range 220 {
+			m := router.Message{Exchange: name, RoutingKey: "k", ID: fmt.Sprint("m", i), OrderKey: fmt.Sprint("k", i)}
+			if i%11 == 10 {
+				m.Exchange, m.RoutingKey = "", name
+			}
+			r.publish(m)
+		}
+		r.settle()
+		if took := time.Since(start); took > 15*time.Second {
+			t.Errorf("it took %s", took)
+		}
+		for seq, o := range r.outcomes {
+			want := returned
+			if seq%11 == 10 {
+				want = confirmed
+			}
+			if o.Kind != want || want == returned && !isCode(o.Err, amqp.AccessRefused) {
+				t.Errorf("message %d is %s (%v), want %s", seq, o.Kind, o.Err, want)
+			}
+		}
+		t.Logf("%s; stats %+v", time.Since(start), r.p.Stats())
+	})
 	t.Run("declare makes a durable topic", func(t *testing.T) {
 		name := rabbittest.Name(t)
 		t.Cleanup(func() { _ = rabbittest.Channel(t, url).ExchangeDelete(name, false, false) })

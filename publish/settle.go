@@ -48,6 +48,9 @@ func (l *lane) settle(ctx context.Context, s *session) {
 				break
 			}
 			answered = answered || e.confirm != nil
+			if e.trial && e.confirm != nil { // not forbidden any more
+				l.p.exchanges.forget(e.m.Exchange)
+			}
 			outcomes = append(outcomes, o)
 		}
 		if answered {

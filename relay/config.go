@@ -83,13 +83,17 @@ func (c Config) validate() error {
 	return nil
 }
 
-// StoppedError ends Run because a policy says so. Everything before the event is
-// published and saved.
+// StoppedError ends Run because a policy says so. What came before the event is
+// published and saved, but for what waits in other aggregates; up to a window of
+// what came behind it is published, too.
 type StoppedError struct {
 	Event    string // ID
 	Table    string
 	Position offsets.Position
 	Reason   error
+	// Curable: the broker may take it another time. Otherwise the event itself is
+	// at fault, and with the same configuration it will always be.
+	Curable bool
 }
 
 // Error names the event and why it cannot be published.

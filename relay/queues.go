@@ -1,6 +1,7 @@
 package relay
 
 import (
+	"iter"
 	"math/rand/v2"
 	"slices"
 	"time"
@@ -121,18 +122,21 @@ func (q *queues) failed(it *item, reason error, now time.Time) time.Duration {
 	return a.retryAt.Sub(now)
 }
 
-// due returns the head of a waiting queue whose time has come, or nil. While
-// other events of the aggregate are still out it is not tried: they may come
-// back and belong before it.
-func (q *queues) due(now time.Time) *item {
-	for a := range q.waiting {
-		if a.probing || a.out > 0 || now.Before(a.retryAt) {
-			continue
+// due yields the heads of waiting queues whose time has come; each is out alone
+// then. While other events of an aggregate are still out it is not tried: they
+// may come back and belong before it.
+func (q *queues) due(now time.Time) iter.Seq[*item] {
+	return func(yield func(*item) bool) {
+		for a := range q.waiting {
+			if a.probing || a.out > 0 || now.Before(a.retryAt) {
+				continue
+			}
+			a.probing = true
+			if !yield(a.pop()) {
+				return
+			}
 		}
-		a.probing = true
-		return a.pop()
 	}
-	return nil
 }
 
 // backoff is a random time up to min doubled with every try, at most max: full

@@ -135,7 +135,7 @@ func TestStopPolicies(t *testing.T) {
 			r.settle(router.Confirmed, "a1", "c1")
 			err := <-r.result
 			var stopped *StoppedError
-			if !errors.As(err, &stopped) || stopped.Event != "b1" || stopped.Table != "public.outbox" || stopped.Position != b.Events[1].Position {
+			if !errors.As(err, &stopped) || stopped.Event != "b1" || stopped.Curable != (tc.kind != router.Refused) || stopped.Table != "public.outbox" || stopped.Position != b.Events[1].Position {
 				t.Errorf("Run = %v", err)
 			}
 			// Everything before it is saved, so a second look repeats nothing.

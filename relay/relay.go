@@ -35,8 +35,12 @@ type Relay struct {
 	queues  queues
 	saver   *saver
 	count   counters
-	read    offsets.Position // Through of the last batch taken
-	sent    offsets.Position // of the newest event handed to the publisher
+
+	listed   []Waiting // for Stats
+	listedAt time.Time
+
+	read offsets.Position // Through of the last batch taken
+	sent offsets.Position // of the newest event handed to the publisher
 
 	end *ending // nil while going on
 }
@@ -174,9 +178,9 @@ func (r *Relay) sourceEnded() {
 
 // stopAt ends Run because of one event. The events behind it are not
 // submitted any more.
-func (r *Relay) stopAt(it *item, reason error) {
+func (r *Relay) stopAt(it *item, reason error, curable bool) {
 	r.current = nil
-	r.windUp(&StoppedError{Event: it.event.ID, Table: it.event.Table, Position: it.event.Position, Reason: reason})
+	r.windUp(&StoppedError{Event: it.event.ID, Table: it.event.Table, Position: it.event.Position, Reason: reason, Curable: curable})
 }
 
 // input is the source's channel while another batch fits, else nil. Before the
@@ -244,7 +248,7 @@ func (r *Relay) submit() {
 		r.current = r.current[1:]
 		if it.invalid != nil {
 			r.count.refused++
-			r.stopAt(it, it.invalid)
+			r.stopAt(it, it.invalid, false)
 			return
 		}
 		if r.queues.admit(it, it.msg.OrderKey) {
@@ -289,7 +293,7 @@ func (r *Relay) settle(outcomes []router.Outcome) {
 			r.failed(it, o, r.cfg.OnNack)
 		default:
 			r.count.refused++
-			r.stopAt(it, o.Err)
+			r.stopAt(it, o.Err, false)
 		}
 	}
 }
@@ -307,13 +311,13 @@ func (r *Relay) confirmed(it *item) {
 
 func (r *Relay) failed(it *item, o router.Outcome, policy Policy) {
 	if policy == Stop {
-		r.stopAt(it, o.Err)
+		r.stopAt(it, o.Err, true)
 		return
 	}
 	wait := r.queues.failed(it, o.Err, time.Now())
 	level := hclog.Warn
 	if it.attempts > 1 {
-		level = hclog.Info // known already; the status shows how many and why
+		level = hclog.Debug // known; thousands may wait, and the status shows them
 	}
 	r.log.Log(level, "event waits", "outcome", o.Kind.String(), "event", it.event.ID, "position", it.event.Position.String(),
 		"aggregate_type", it.event.Aggregate.Type, "aggregate_id", it.event.Aggregate.ID,
@@ -322,14 +326,13 @@ func (r *Relay) failed(it *item, o router.Outcome, policy Policy) {
 
 // probe tries the heads of waiting queues whose time has come.
 func (r *Relay) probe(now time.Time) {
-	if r.end != nil || r.saver.stalled {
+	if r.end != nil || r.saver.stalled || r.out >= r.cfg.Window {
 		return
 	}
-	for r.out < r.cfg.Window {
-		it := r.queues.due(now)
-		if it == nil {
+	for it := range r.queues.due(now) {
+		r.publish(it)
+		if r.out >= r.cfg.Window {
 			return
 		}
-		r.publish(it)
 	}
 }

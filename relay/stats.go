@@ -98,23 +98,36 @@ func (r *Relay) full() string {
 	}
 }
 
+// waiting lists the aggregates that wait the longest. With tens of thousands of
+// them that takes milliseconds, so it is done once a second.
 func (r *Relay) waiting() []Waiting {
 	if len(r.queues.waiting) == 0 {
+		r.listed, r.listedAt = nil, time.Time{}
 		return nil
 	}
-	list := make([]Waiting, 0, len(r.queues.waiting))
+	now := time.Now()
+	if now.Sub(r.listedAt) < time.Second {
+		return r.listed
+	}
+	heads := make([]*aggregate, 0, maxWaiting+1)
 	for a := range r.queues.waiting {
 		if len(a.queue) == 0 {
 			continue // its only event is being tried
 		}
+		at, _ := slices.BinarySearchFunc(heads, a, func(x, y *aggregate) int { return cmp.Compare(x.queue[0].seq, y.queue[0].seq) })
+		if at < maxWaiting {
+			heads = slices.Insert(heads, at, a)
+			heads = heads[:min(len(heads), maxWaiting)]
+		}
+	}
+	list := make([]Waiting, len(heads))
+	for i, a := range heads {
 		head := a.queue[0]
-		list = append(list, Waiting{
+		list[i] = Waiting{
 			AggregateType: head.event.Aggregate.Type, AggregateID: head.event.Aggregate.ID, Event: head.event.ID,
 			Position: head.event.Position, Reason: a.reason.Error(), Attempts: a.tries, Queued: len(a.queue), Since: head.since,
-		})
+		}
 	}
-	slices.SortFunc(list, func(a, b Waiting) int {
-		return cmp.Or(a.Since.Compare(b.Since), cmp.Compare(a.Event, b.Event))
-	})
-	return slices.Clone(list[:min(len(list), maxWaiting)])
+	r.listed, r.listedAt = list, now
+	return list
 }

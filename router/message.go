@@ -11,7 +11,7 @@ type Message struct {
 	Type        string
 	AppID       string
 	ContentType string
-	Timestamp   time.Time // zero: absent; AMQP carries whole seconds
+	Timestamp   time.Time // zero: absent; AMQP carries whole seconds from 1970 on
 	// Headers hold scalars only (string, int64, float64, bool): nested tables are
 	// lost in RabbitMQ's protocol conversions.
 	Headers map[string]any

@@ -5,6 +5,7 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/cdcpub/cdcpub/outbox"
 )
@@ -104,7 +105,7 @@ func (r *Router) route(e *outbox.Event) (Message, error) {
 		Type:        e.Type,
 		AppID:       r.appID,
 		ContentType: e.ContentType,
-		Timestamp:   e.OccurredAt,
+		Timestamp:   amqpTime(e.OccurredAt),
 		Body:        e.Payload,
 		OrderKey:    OrderKey(e),
 	}
@@ -121,6 +122,15 @@ func (r *Router) route(e *outbox.Event) (Message, error) {
 	}
 	m.Headers, err = r.buildHeaders(e, app)
 	return m, err
+}
+
+// amqpTime returns t if an AMQP timestamp can carry it, else zero. It has no
+// sign: a time before 1970 would arrive as one in a future beyond all calendars.
+func amqpTime(t time.Time) time.Time {
+	if t.Before(time.Unix(0, 0)) {
+		return time.Time{}
+	}
+	return t
 }
 
 // require renders t for a property that must not be empty.

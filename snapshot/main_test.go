@@ -31,7 +31,16 @@ const outboxTable = `CREATE TABLE outbox (id bigint PRIMARY KEY, aggregatetype t
 func configure(t testing.TB, dsn string, statements ...string) Config {
 	t.Helper()
 	pgtest.Exec(t, dsn, append([]string{outboxTable}, statements...)...)
-	return Config{DSN: dsn, Tables: []Table{{Name: "public.outbox"}}, Point: point, ChunkRows: DefaultChunkRows}
+	return Config{Server: server(t, dsn), Tables: []Table{{Name: "public.outbox"}}, Point: point, ChunkRows: DefaultChunkRows}
+}
+
+func server(t testing.TB, dsn string) *pgconn.Config {
+	t.Helper()
+	cfg, err := pgconn.ParseConfig(dsn)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return cfg
 }
 
 func open(t testing.TB, cfg Config) *Source {
@@ -106,10 +115,7 @@ func createSlot(t testing.TB, dsn string) created {
 	t.Helper()
 	pgtest.Exec(t, dsn, "CREATE PUBLICATION cdcpub FOR ALL TABLES WITH (publish = 'insert')")
 	name := pgtest.Query[string](t, dsn, "SELECT current_database()::text")
-	cfg, err := pgconn.ParseConfig(dsn)
-	if err != nil {
-		t.Fatal(err)
-	}
+	cfg := server(t, dsn)
 	cfg.RuntimeParams["replication"] = "database"
 	conn, err := pgconn.ConnectConfig(t.Context(), cfg)
 	if err != nil {
@@ -138,7 +144,7 @@ func streamed(t testing.TB, dsn string, slot created, table Table) []outbox.Even
 	if err := conn.QueryRow(t.Context(), "SELECT $1::regclass::oid", table.Name).Scan(&oid); err != nil {
 		t.Fatal(err)
 	}
-	rows, err := conn.Query(t.Context(), "SELECT attname, atttypid FROM pg_attribute WHERE attrelid = $1 AND attnum > 0 ORDER BY attnum", oid)
+	rows, err := conn.Query(t.Context(), "SELECT attname, atttypid FROM pg_attribute WHERE attrelid = $1 AND attnum > 0 AND NOT attisdropped AND attgenerated = '' ORDER BY attnum", oid)
 	if err != nil {
 		t.Fatal(err)
 	}

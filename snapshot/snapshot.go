@@ -14,14 +14,14 @@ package snapshot
 
 import (
 	"context"
+	"errors"
 	"fmt"
-	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
 
-	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/cdcpub/cdcpub/offsets"
@@ -37,12 +37,20 @@ const closeTimeout = 2 * time.Second
 type Table struct {
 	Name    string // schema.name
 	Columns outbox.Columns
-	OrderBy []string // column names; empty: the mapped version, then the event ID
+	// OrderBy names columns, mapped or not; empty: the mapped version, then the
+	// event ID.
+	OrderBy []string
 }
 
 // Config says what to read and under which snapshot.
 type Config struct {
-	DSN    string
+	// Server is an ordinary connection to the very server that has the slot: one
+	// address and no fallbacks. A DSN of several hosts could lead to another one,
+	// whose rows say nothing about what this slot will bring. It comes from
+	// pgconn.ParseConfig, as pgconn demands, with what bounds connecting and
+	// notices a dead host; Open copies it and sets the session's parameters in the
+	// copy.
+	Server *pgconn.Config
 	Tables []Table // read one after the other
 	// Exported is the snapshot to import; empty: a fresh one.
 	Exported string
@@ -56,7 +64,7 @@ type Config struct {
 // is closed, then Err.
 type Source struct {
 	cfg     Config
-	conn    *pgx.Conn
+	conn    *pgconn.PgConn
 	batches chan outbox.Batch
 	cancel  context.CancelFunc
 	done    chan struct{}
@@ -71,12 +79,16 @@ type Source struct {
 
 // Open connects and takes the snapshot. When it returns, the snapshot is held by
 // this session and the connection that exported it is free. The context is for
-// opening alone.
+// opening alone: reading has no limit in time, since the server may sort for an
+// hour before the first row.
 func Open(ctx context.Context, cfg Config) (*Source, error) {
+	if cfg.Server == nil {
+		return nil, errors.New("open snapshot: no server is configured")
+	}
 	if cfg.Point.IsZero() || cfg.ChunkRows < 1 {
 		return nil, fmt.Errorf("open snapshot: consistent point %s and chunk of %d rows: want both above zero", cfg.Point, cfg.ChunkRows)
 	}
-	conn, err := connect(ctx, cfg.DSN)
+	conn, err := connect(ctx, cfg.Server)
 	if err != nil {
 		return nil, fmt.Errorf("open snapshot: %w", err)
 	}
@@ -92,11 +104,8 @@ func Open(ctx context.Context, cfg Config) (*Source, error) {
 
 // connect pins the settings that the text of a value depends on, as the stream
 // does, and switches off what would end a long transaction.
-func connect(ctx context.Context, dsn string) (*pgx.Conn, error) {
-	cfg, err := pgx.ParseConfig(dsn)
-	if err != nil {
-		return nil, err
-	}
+func connect(ctx context.Context, server *pgconn.Config) (*pgconn.PgConn, error) {
+	cfg := server.Copy()
 	for k, v := range map[string]string{
 		"application_name":                    "cdcpub snapshot",
 		"client_encoding":                     "UTF8",
@@ -115,32 +124,56 @@ func connect(ctx context.Context, dsn string) (*pgx.Conn, error) {
 	} {
 		cfg.RuntimeParams[k] = v
 	}
-	conn, err := pgx.ConnectConfig(ctx, cfg)
+	conn, err := pgconn.ConnectConfig(ctx, cfg)
 	if err != nil {
 		return nil, err
 	}
-	// PostgreSQL 17 has transaction_timeout; naming it at connect would be fatal
-	// before.
-	_, err = conn.Exec(ctx, `SELECT set_config(name, '0', false) FROM pg_settings WHERE name = 'transaction_timeout'`)
-	if err != nil {
+	if err := prepare(ctx, conn); err != nil {
 		closeConn(conn)
 		return nil, err
 	}
 	return conn, nil
 }
 
-func begin(ctx context.Context, conn *pgx.Conn, exported string) error {
+// prepare does what the parameters of connect cannot.
+func prepare(ctx context.Context, conn *pgconn.PgConn) error {
+	// A standby replays what its primary did some time ago: a fresh snapshot there
+	// could lack rows that committed before the consistent point.
+	rows, err := query(ctx, conn, "SELECT pg_is_in_recovery()")
+	if err != nil {
+		return err
+	}
+	if string(rows[0][0]) == "t" {
+		return errors.New("the server is a standby, which may lag behind the slot")
+	}
+	// PostgreSQL 17 has transaction_timeout; naming it at connect would be fatal
+	// before.
+	_, err = query(ctx, conn, "SELECT set_config(name, '0', false) FROM pg_settings WHERE name = 'transaction_timeout'")
+	return err
+}
+
+// query returns a statement's rows as text.
+func query(ctx context.Context, conn *pgconn.PgConn, sql string, args ...string) ([][][]byte, error) {
+	values := make([][]byte, len(args))
+	for i, a := range args {
+		values[i] = []byte(a)
+	}
+	result := conn.ExecParams(ctx, sql, values, nil, nil, nil).Read()
+	return result.Rows, result.Err
+}
+
+func begin(ctx context.Context, conn *pgconn.PgConn, exported string) error {
 	sql := "BEGIN ISOLATION LEVEL REPEATABLE READ, READ ONLY"
 	if exported != "" {
 		sql += "; SET TRANSACTION SNAPSHOT '" + strings.ReplaceAll(exported, "'", "''") + "'"
 	} else {
 		sql += "; SELECT 1" // a snapshot is taken by the first query, not by BEGIN
 	}
-	_, err := conn.PgConn().Exec(ctx, sql).ReadAll()
+	_, err := conn.Exec(ctx, sql).ReadAll()
 	return err
 }
 
-func closeConn(conn *pgx.Conn) {
+func closeConn(conn *pgconn.PgConn) {
 	ctx, cancel := context.WithTimeout(context.Background(), closeTimeout)
 	defer cancel()
 	_ = conn.Close(ctx) // says only that a connection we no longer want is gone
@@ -201,7 +234,7 @@ func (s *Source) table(ctx context.Context, t Table) error {
 	if err != nil {
 		return err
 	}
-	if _, err := s.conn.Exec(ctx, "DECLARE cdcpub_rows NO SCROLL CURSOR FOR "+sql); err != nil {
+	if _, err := query(ctx, s.conn, "DECLARE cdcpub_rows NO SCROLL CURSOR FOR "+sql); err != nil {
 		return err
 	}
 	fetch := fmt.Sprintf("FETCH %d FROM cdcpub_rows", s.cfg.ChunkRows)
@@ -214,12 +247,12 @@ func (s *Source) table(ctx context.Context, t Table) error {
 			break
 		}
 	}
-	_, err = s.conn.Exec(ctx, "CLOSE cdcpub_rows")
+	_, err = query(ctx, s.conn, "CLOSE cdcpub_rows")
 	return err
 }
 
 func (s *Source) chunk(ctx context.Context, mapping *outbox.Mapping, fetch string) (rows int, err error) {
-	result := s.conn.PgConn().ExecParams(ctx, fetch, nil, nil, nil, nil) // text results
+	result := s.conn.ExecParams(ctx, fetch, nil, nil, nil, nil) // text results
 	for result.NextRow() {
 		rows++
 		if err := s.add(ctx, mapping.Event(result.Values())); err != nil {
@@ -237,7 +270,7 @@ func (s *Source) plan(ctx context.Context, t Table) (*outbox.Mapping, string, er
 		return nil, "", err
 	}
 	quoted := outbox.QuoteTable(schema, name)
-	cols, err := columns(ctx, s.conn.PgConn(), quoted)
+	cols, err := columns(ctx, s.conn, quoted)
 	if err != nil {
 		return nil, "", err
 	}
@@ -248,11 +281,6 @@ func (s *Source) plan(ctx context.Context, t Table) (*outbox.Mapping, string, er
 	order := t.OrderBy
 	if len(order) == 0 {
 		order = whole.OrderBy()
-	}
-	for _, name := range order {
-		if !slices.ContainsFunc(cols, func(c outbox.Column) bool { return c.Name == name }) {
-			return nil, "", fmt.Errorf("order by %q: no such column", name)
-		}
 	}
 	from, err := s.from(ctx, quoted)
 	if err != nil {
@@ -265,10 +293,12 @@ func (s *Source) plan(ctx context.Context, t Table) (*outbox.Mapping, string, er
 // from leaves out tables that inherit from the outbox: the stream does not take
 // their rows for events either. Partitions are the outbox itself.
 func (s *Source) from(ctx context.Context, quoted string) (string, error) {
-	var partitioned bool
-	err := s.conn.QueryRow(ctx, "SELECT relkind = 'p' FROM pg_class WHERE oid = $1::text::regclass", quoted).Scan(&partitioned)
-	if err != nil || partitioned {
-		return quoted, err
+	rows, err := query(ctx, s.conn, "SELECT EXISTS (SELECT FROM pg_class WHERE oid = $1::text::regclass AND relkind = 'p')", quoted)
+	if err != nil {
+		return "", err
+	}
+	if string(rows[0][0]) == "t" {
+		return quoted, nil
 	}
 	return "ONLY " + quoted, nil
 }
@@ -276,21 +306,27 @@ func (s *Source) from(ctx context.Context, quoted string) (string, error) {
 func list(names []string) string {
 	quoted := make([]string, len(names))
 	for i, n := range names {
-		quoted[i] = pgx.Identifier{n}.Sanitize()
+		quoted[i] = `"` + strings.ReplaceAll(n, `"`, `""`) + `"`
 	}
 	return strings.Join(quoted, ", ")
 }
 
+// columns leaves out what the stream does not carry either. Generated columns are
+// in no stream up to PostgreSQL 17 and by default in none after ("Generated Column
+// Replication"): mapped here, the same row would be two different messages.
 func columns(ctx context.Context, conn *pgconn.PgConn, quoted string) ([]outbox.Column, error) {
-	// No rows, only their description: it carries the type OIDs.
-	result := conn.ExecParams(ctx, "SELECT * FROM "+quoted+" LIMIT 0", nil, nil, nil, nil)
-	fields := slices.Clone(result.FieldDescriptions())
-	if _, err := result.Close(); err != nil {
+	rows, err := query(ctx, conn, `SELECT attname, atttypid FROM pg_attribute
+		WHERE attrelid = $1::text::regclass AND attnum > 0 AND NOT attisdropped AND attgenerated = '' ORDER BY attnum`, quoted)
+	if err != nil {
 		return nil, err
 	}
-	cols := make([]outbox.Column, len(fields))
-	for i, f := range fields {
-		cols[i] = outbox.Column{Name: f.Name, Type: f.DataTypeOID}
+	cols := make([]outbox.Column, len(rows))
+	for i, r := range rows {
+		oid, err := strconv.ParseUint(string(r[1]), 10, 32)
+		if err != nil {
+			return nil, fmt.Errorf("read type of column %s: %w", r[0], err)
+		}
+		cols[i] = outbox.Column{Name: string(r[0]), Type: uint32(oid)}
 	}
 	return cols, nil
 }

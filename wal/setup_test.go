@@ -3,6 +3,7 @@ package wal
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -41,6 +42,19 @@ func TestUnixSocketIsAWayToTheServer(t *testing.T) {
 	pgtest.Exec(t, dsn, "INSERT INTO outbox (id, payload) VALUES ("+sentinel+", '')")
 	if got := events(until(t, s, sentinel)); len(got) != 1 {
 		t.Errorf("%d events", len(got))
+	}
+}
+
+// Another host of the DSN may be a standby that lags.
+func TestSiblingLeadsToTheServerThatWasReached(t *testing.T) {
+	t.Parallel()
+	dsn := pgtest.Database(t)
+	cfg := configure(t, dsn)
+	port := pgtest.Query[string](t, dsn, "SELECT current_setting('port')")
+	cfg.DSN = "host=127.0.0.1,127.0.0.1,localhost port=1," + port + ",2 user=postgres dbname=" + cfg.Slot
+	sibling := connect(t, cfg).Sibling()
+	if sibling.Host != "127.0.0.1" || fmt.Sprint(sibling.Port) != port || sibling.Fallbacks != nil || sibling.RuntimeParams["replication"] != "" {
+		t.Errorf("host %s port %d, %d fallbacks, parameters %v", sibling.Host, sibling.Port, len(sibling.Fallbacks), sibling.RuntimeParams)
 	}
 }
 

@@ -151,7 +151,7 @@ func (c Config) walConfig() wal.Config {
 }
 
 func (c Config) snapshotConfig() snapshot.Config {
-	s := snapshot.Config{DSN: c.Source.DSN, ChunkRows: c.Snapshot.ChunkRows}
+	s := snapshot.Config{ChunkRows: c.Snapshot.ChunkRows}
 	for _, t := range c.Source.Tables {
 		s.Tables = append(s.Tables, snapshot.Table{Name: t.qualified(), Columns: t.Columns.columns(), OrderBy: c.Snapshot.OrderBy})
 	}

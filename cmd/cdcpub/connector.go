@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
+	"sync"
 	"time"
 
 	"github.com/hashicorp/go-hclog"
@@ -11,6 +13,7 @@ import (
 	"github.com/cdcpub/cdcpub/monitor"
 	"github.com/cdcpub/cdcpub/offsets"
 	"github.com/cdcpub/cdcpub/offsets/filestore"
+	"github.com/cdcpub/cdcpub/outbox"
 	"github.com/cdcpub/cdcpub/publish"
 	"github.com/cdcpub/cdcpub/relay"
 	"github.com/cdcpub/cdcpub/router"
@@ -84,10 +87,32 @@ func (c *connector) attempt(ctx context.Context) error {
 	}
 	c.board.attach(r, pub, src)
 	defer c.board.detach()
-	err = r.Run(ctx, cp, c.stages(src)...)
+	err = c.relay(ctx, r, cp, src)
 	var mismatch *wal.ResumeMismatchError
 	if errors.As(err, &mismatch) {
-		return c.forgetTransaction(ctx, store, cp, mismatch)
+		return c.forgetTransaction(ctx, store, mismatch)
+	}
+	return err
+}
+
+// relay runs r, and ends it when the stream ends: during a snapshot the relay does
+// not look at the stream, whose slot is the lock that keeps others away.
+func (c *connector) relay(ctx context.Context, r *relay.Relay, cp offsets.Checkpoint, src *source) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	var watch sync.WaitGroup
+	defer watch.Wait()
+	watch.Go(func() {
+		select {
+		case <-src.stream.Done():
+			cancel()
+		case <-ctx.Done():
+		}
+	})
+	err := r.Run(ctx, cp, c.stages(src)...)
+	cancel()
+	if err == nil {
+		err = src.stream.Err()
 	}
 	return err
 }
@@ -134,7 +159,7 @@ func (c *connector) open(ctx context.Context, store *filestore.Store, cp offsets
 	old := first || plan.Action == wal.ActionSnapshot
 	if old && c.cfg.Snapshot.Mode == "initial" {
 		// Before the slot exists: one that waits for a grant keeps WAL.
-		if err := checkReadable(found); err != nil {
+		if err := c.checkReadable(found); err != nil {
 			return cp, err
 		}
 	}
@@ -153,8 +178,10 @@ func (c *connector) open(ctx context.Context, store *filestore.Store, cp offsets
 	case old && c.cfg.Snapshot.Mode == "initial":
 		cp.Phase = offsets.PhaseSnapshot
 		sc := c.cfg.snapshotConfig()
-		sc.Exported, sc.Point = exported, cp.Pos.LSN
-		if src.snapshot, err = snapshot.Open(ctx, sc); err != nil {
+		sc.Server, sc.Exported, sc.Point = conn.Sibling(), exported, cp.Pos.LSN
+		opening, cancel := context.WithTimeout(ctx, startTimeout)
+		defer cancel()
+		if src.snapshot, err = snapshot.Open(opening, sc); err != nil {
 			return cp, err
 		}
 	case old:
@@ -163,7 +190,7 @@ func (c *connector) open(ctx context.Context, store *filestore.Store, cp offsets
 	// The running stream holds the slot: from here on nobody else can read it.
 	starting, cancelStart := context.WithTimeout(ctx, startTimeout)
 	defer cancelStart()
-	if src.stream, err = conn.Start(starting, cp.Pos); err != nil {
+	if src.stream, err = conn.Start(starting, cp.Pos, cp.Source.Tables); err != nil {
 		return cp, err
 	}
 	c.log.Info("reading from the slot", "slot", cfg.Slot, "position", cp.Pos.String(), "phase", string(cp.Phase))
@@ -192,6 +219,16 @@ func (c *connector) create(ctx context.Context, store *filestore.Store, conn *wa
 	}
 	c.log.Info("creating the replication slot; this waits for running transactions", "slot", c.cfg.Source.Slot)
 	slot, err := conn.CreateSlot(ctx)
+	var refused *wal.Refusal
+	if errors.As(err, &refused) {
+		// The server has said that it made none: a slot of that name is somebody
+		// else's, now and later.
+		cp.Phase = ""
+		if err := store.Save(ctx, cp); err != nil {
+			return cp, "", err
+		}
+		return cp, "", refused
+	}
 	if err != nil {
 		return cp, "", err
 	}
@@ -199,9 +236,16 @@ func (c *connector) create(ctx context.Context, store *filestore.Store, conn *wa
 	return cp, slot.Snapshot, nil
 }
 
-// checkReadable refuses tables whose old rows our role cannot read, or not all.
-func checkReadable(f wal.Findings) error {
+// checkReadable refuses tables whose old rows cannot be read, or not all, or not
+// in the configured order.
+func (c *connector) checkReadable(f wal.Findings) error {
 	for _, t := range f.Tables {
+		for _, name := range c.cfg.Snapshot.OrderBy {
+			if !slices.ContainsFunc(t.Columns, func(c outbox.Column) bool { return c.Name == name }) {
+				return &wal.Refusal{Cause: wal.Setup, Text: fmt.Sprintf("table %s has no column %q to order old rows by", t.Name, name),
+					Hint: "correct snapshot.order_by"}
+			}
+		}
 		switch {
 		case !t.Selectable:
 			return &wal.Refusal{Cause: wal.Setup, Text: "the role may not read the old rows of table " + t.Name,
@@ -238,7 +282,11 @@ func (c *connector) checkMessageIDs(f wal.Findings) error {
 
 // forgetTransaction saves the position without its progress inside a
 // transaction, so that the next attempt reads that transaction whole.
-func (c *connector) forgetTransaction(ctx context.Context, store *filestore.Store, cp offsets.Checkpoint, cause error) error {
+func (c *connector) forgetTransaction(ctx context.Context, store *filestore.Store, cause error) error {
+	cp, err := filestore.Read(c.cfg.Offsets.Path) // the relay may have saved since the start
+	if err != nil {
+		return err
+	}
 	c.log.Warn("reading a transaction again from its beginning", "reason", cause)
 	cp.Pos = cp.Pos.Restart()
 	if err := store.Save(context.WithoutCancel(ctx), cp); err != nil {

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"errors"
+	"math"
 	"math/rand/v2"
 	"time"
 
@@ -14,8 +15,11 @@ import (
 
 const (
 	recheckAfter = 5 * time.Second
-	retryMin     = 250 * time.Millisecond
-	retryMax     = 15 * time.Second
+	// recheckMax bounds the wait behind an event that stopped the connector by
+	// policy: each look again publishes what is behind it once more.
+	recheckMax = 5 * time.Minute
+	retryMin   = 250 * time.Millisecond
+	retryMax   = 15 * time.Second
 	// busyPatience is how long a slot may be in use before that counts as another
 	// connector rather than as the remains of ours: twice the wal_sender_timeout
 	// that wal sets.
@@ -28,7 +32,7 @@ const (
 // supervise runs attempts until ctx is cancelled. Every attempt starts from the
 // durable state: there is no other way of recovery.
 func supervise(ctx context.Context, c *connector, exitOnRefusal bool) error {
-	var failures int
+	var failures, stops int
 	var busySince time.Time
 	for {
 		began := time.Now()
@@ -37,7 +41,7 @@ func supervise(ctx context.Context, c *connector, exitOnRefusal bool) error {
 			return nil
 		}
 		if time.Since(began) > settled {
-			failures = 0
+			failures, stops = 0, 0
 		}
 		refusal, exit := asRefusal(err)
 		if refusal != nil && refusal.Code == string(wal.SlotBusy) {
@@ -50,7 +54,7 @@ func supervise(ctx context.Context, c *connector, exitOnRefusal bool) error {
 		} else {
 			busySince = time.Time{}
 		}
-		wait := recheckAfter
+		var wait time.Duration
 		switch {
 		case refusal != nil && exitOnRefusal:
 			return &refusedError{*refusal, exit}
@@ -58,6 +62,7 @@ func supervise(ctx context.Context, c *connector, exitOnRefusal bool) error {
 			if c.board.refuse(*refusal) {
 				c.log.Error("refused to go on", "reason", refusal.Text, "hint", refusal.Hint, "code", refusal.Code)
 			}
+			wait = recheck(err, &stops)
 		default:
 			failures++
 			wait = jitter(failures)
@@ -70,6 +75,20 @@ func supervise(ctx context.Context, c *connector, exitOnRefusal bool) error {
 		case <-time.After(wait):
 		}
 	}
+}
+
+// recheck is how long to leave a refusal alone. An event that is at fault itself
+// will be with the same configuration, which needs a new process.
+func recheck(err error, stops *int) time.Duration {
+	var stopped *relay.StoppedError
+	if !errors.As(err, &stopped) {
+		return recheckAfter
+	}
+	if !stopped.Curable {
+		return math.MaxInt64
+	}
+	*stops++
+	return min(recheckAfter<<min(*stops-1, 10), recheckMax)
 }
 
 // jitter is a random wait up to retryMin doubled with each failure: after a
@@ -101,8 +120,11 @@ func asRefusal(err error) (*monitor.Refusal, int) {
 		}
 		return &monitor.Refusal{Code: string(refused.Cause), Text: refused.Text, Hint: refused.Hint}, exit
 	case errors.As(err, &stopped):
-		return &monitor.Refusal{Code: "policy", Text: stopped.Error(),
-			Hint: "the log keeps the row as it was inserted: change the columns, the templates, publish.max_message_bytes or the relay.on_... policy that refuses it"}, exitPolicy
+		hint := "the log keeps the row as it was inserted: change the columns, the templates or publish.max_message_bytes so that it can be published, and start run anew"
+		if stopped.Curable {
+			hint = "let a queue take it, or change the relay.on_... policy"
+		}
+		return &monitor.Refusal{Code: "policy", Text: stopped.Error(), Hint: hint}, exitPolicy
 	case errors.As(err, &corrupt), errors.As(err, &newer):
 		return &monitor.Refusal{Code: "state", Text: err.Error()}, exitGap
 	case errors.As(err, &locked):

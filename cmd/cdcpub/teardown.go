@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 
 	"github.com/spf13/cobra"
@@ -48,6 +49,10 @@ func (a *app) teardown(ctx context.Context, cfg Config) error {
 		return err
 	}
 	defer conn.Close()
+	if err := ours(ctx, store, conn); err != nil {
+		_ = store.Close() // nothing was changed
+		return err
+	}
 	for _, step := range []struct {
 		what string
 		do   func() error
@@ -63,6 +68,34 @@ func (a *app) teardown(ctx context.Context, cfg Config) error {
 			return err
 		}
 		fmt.Fprintf(a.out, "%s: gone\n", step.what)
+	}
+	return nil
+}
+
+// ours refuses to touch what belongs to another connector: two services with the
+// default names are one typing error apart.
+func ours(ctx context.Context, store *filestore.Store, conn *wal.Conn) error {
+	found, err := conn.Inspect(ctx)
+	if err != nil {
+		return err
+	}
+	if found.Slot != nil && found.Slot.Active {
+		return fmt.Errorf("replication slot %s is in use by PostgreSQL process %d: stop its connector first", found.Source.Slot, found.Slot.ActivePID)
+	}
+	cp, err := store.Acquire(ctx)
+	var corrupt *filestore.CorruptError
+	switch {
+	case errors.As(err, &corrupt):
+		return nil // removing it is what teardown is for
+	case err != nil:
+		return err
+	case cp.Phase == "":
+		return nil
+	}
+	s, f := cp.Source, found.Source
+	if s.SystemID != f.SystemID || s.Database != f.Database || s.Slot != f.Slot || s.Publication != f.Publication {
+		return fmt.Errorf("the saved state belongs to slot %s, publication %s and database %s of system %s, not to slot %s, publication %s and database %s of system %s: nothing was dropped",
+			s.Slot, s.Publication, s.Database, s.SystemID, f.Slot, f.Publication, f.Database, f.SystemID)
 	}
 	return nil
 }
