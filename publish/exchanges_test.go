@@ -1,10 +1,14 @@
 package publish
 
 import (
+	"maps"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
+
+	amqp "github.com/rabbitmq/amqp091-go"
 
 	"github.com/cdcpub/cdcpub/internal/fakebroker"
 	"github.com/cdcpub/cdcpub/router"
@@ -165,9 +169,11 @@ func TestUnknownExchangesDoNotPileUp(t *testing.T) {
 		x.answer(name, errClosing)
 		x.byName[name].until = time.Now().Add(-time.Second)
 	}
+	x.forbid("forbidden", &amqp.Error{Code: amqp.AccessRefused})
+	x.expire("forbidden")
 	x.lookup("d")
-	if len(x.byName) != 1 {
-		t.Errorf("%d exchanges are remembered, want the pending one", len(x.byName))
+	if len(x.byName) != 2 || x.byName["d"] == nil || x.byName["forbidden"] == nil {
+		t.Errorf("%v are remembered, want the pending one and the one that is to be tried", slices.Collect(maps.Keys(x.byName)))
 	}
 }
 

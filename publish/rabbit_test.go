@@ -64,18 +64,18 @@ func TestAgainstRabbitMQ(t *testing.T) {
 	})
 	t.Run("an internal exchange, which nobody may publish to", func(t *testing.T) {
 		name := rabbittest.Name(t)
-		rabbittest.Queue(t, url, name, "", "", nil)
-		ch := rabbittest.Channel(t, url)
-		if err := ch.ExchangeDeclare(name, amqp.ExchangeTopic, false, true, true, false, nil); err != nil {
+		rabbittest.Queue(t, url, name, name, "k", nil)
+		internal := name + "-internal"
+		if err := rabbittest.Channel(t, url).ExchangeDeclare(internal, amqp.ExchangeTopic, true, false, true, false, nil); err != nil {
 			t.Fatal(err)
 		}
-		t.Cleanup(func() { _ = rabbittest.Channel(t, url).ExchangeDelete(name, false, false) })
+		t.Cleanup(func() { _ = rabbittest.Channel(t, url).ExchangeDelete(internal, false, false) })
 		r := newRig(t, Config{URLs: []string{url}, Mandatory: true})
 		start := time.Now()
 		for i := range 220 {
-			m := router.Message{Exchange: name, RoutingKey: "k", ID: fmt.Sprint("m", i), OrderKey: fmt.Sprint("k", i)}
+			m := router.Message{Exchange: internal, RoutingKey: "k", ID: fmt.Sprint("m", i), OrderKey: fmt.Sprint("k", i)}
 			if i%11 == 10 {
-				m.Exchange, m.RoutingKey = "", name
+				m.Exchange = name
 			}
 			r.publish(m)
 		}

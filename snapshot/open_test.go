@@ -2,6 +2,7 @@ package snapshot
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"net/netip"
@@ -31,7 +32,7 @@ func TestFreshSnapshotIsTakenAtOpen(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer closeConn(conn)
-	if err := begin(t.Context(), conn, ""); err != nil {
+	if err := begin(t.Context(), conn, cfg); err != nil {
 		t.Fatal(err)
 	}
 	pgtest.Exec(t, dsn, insertRows(4, 6), "INSERT INTO second VALUES (7)", "DELETE FROM outbox WHERE id = 1")
@@ -51,6 +52,7 @@ func TestOpenRefusesWhatCannotBeRead(t *testing.T) {
 		"no server":                    func(c *Config) { c.Server = nil },
 		"no consistent point":          func(c *Config) { c.Point = 0 },
 		"no chunk":                     func(c *Config) { c.ChunkRows = 0 },
+		"a table that is not there":    func(c *Config) { c.Tables = []Table{{Name: "public.nonsense"}} },
 		"a snapshot that is gone":      func(c *Config) { c.Exported = "00000003-00000002-1" },
 		"a snapshot with a quote":      func(c *Config) { c.Exported = "'; DROP TABLE outbox; --" },
 		"a server that is not there":   func(c *Config) { c.Server = server(t, "postgres://postgres@127.0.0.1:1/x") },
@@ -63,9 +65,20 @@ func TestOpenRefusesWhatCannotBeRead(t *testing.T) {
 			t.Errorf("opened with %s", name)
 		}
 	}
-	good.Tables = []Table{{Name: "public.nonsense"}}
-	if _, err := read(t, open(t, good)); err == nil {
-		t.Error("read a table that does not exist")
+}
+
+// An old snapshot would find the table empty.
+func TestTablesCannotBeTruncatedUnderTheSnapshot(t *testing.T) {
+	t.Parallel()
+	dsn := pgtest.Database(t)
+	cfg := configure(t, dsn, insertRows(1, 3), "CREATE TABLE second (LIKE outbox INCLUDING ALL)")
+	cfg.Tables = append(cfg.Tables, Table{Name: "public.second"})
+	open(t, cfg)
+	conn := pgtest.Connect(t, dsn)
+	_, err := conn.Exec(t.Context(), "SET lock_timeout = '50ms'; TRUNCATE second")
+	var pe *pgconn.PgError
+	if !errors.As(err, &pe) || pe.Code != "55P03" {
+		t.Errorf("TRUNCATE of a table that is still to be read: %v", err)
 	}
 }
 

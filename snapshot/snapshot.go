@@ -92,7 +92,7 @@ func Open(ctx context.Context, cfg Config) (*Source, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open snapshot: %w", err)
 	}
-	if err := begin(ctx, conn, cfg.Exported); err != nil {
+	if err := begin(ctx, conn, cfg); err != nil {
 		closeConn(conn)
 		return nil, fmt.Errorf("open snapshot: %w", err)
 	}
@@ -162,15 +162,34 @@ func query(ctx context.Context, conn *pgconn.PgConn, sql string, args ...string)
 	return result.Rows, result.Err
 }
 
-func begin(ctx context.Context, conn *pgconn.PgConn, exported string) error {
-	sql := "BEGIN ISOLATION LEVEL REPEATABLE READ, READ ONLY"
-	if exported != "" {
-		sql += "; SET TRANSACTION SNAPSHOT '" + strings.ReplaceAll(exported, "'", "''") + "'"
-	} else {
-		sql += "; SELECT 1" // a snapshot is taken by the first query, not by BEGIN
+// begin takes the snapshot and keeps the tables from being truncated or rewritten
+// under it: that is not MVCC-safe, and an old snapshot would see an empty table
+// (PostgreSQL documentation, "Caveats" of concurrency control).
+func begin(ctx context.Context, conn *pgconn.PgConn, cfg Config) error {
+	lock, err := lockTables(cfg.Tables)
+	if err != nil {
+		return err
 	}
-	_, err := conn.Exec(ctx, sql).ReadAll()
+	sql := "BEGIN ISOLATION LEVEL REPEATABLE READ, READ ONLY; "
+	if cfg.Exported != "" {
+		sql += "SET TRANSACTION SNAPSHOT '" + strings.ReplaceAll(cfg.Exported, "'", "''") + "'; " + lock
+	} else {
+		sql += lock + "; SELECT 1" // a snapshot is taken by the first query, not by BEGIN or LOCK
+	}
+	_, err = conn.Exec(ctx, sql).ReadAll()
 	return err
+}
+
+func lockTables(tables []Table) (string, error) {
+	names := make([]string, len(tables))
+	for i, t := range tables {
+		schema, name, err := outbox.ParseTable(t.Name)
+		if err != nil {
+			return "", err
+		}
+		names[i] = outbox.QuoteTable(schema, name)
+	}
+	return "LOCK TABLE " + strings.Join(names, ", ") + " IN ACCESS SHARE MODE", nil
 }
 
 func closeConn(conn *pgconn.PgConn) {

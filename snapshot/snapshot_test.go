@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"net/netip"
 	"slices"
 	"strings"
 	"sync"
@@ -17,6 +18,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 
+	"github.com/cdcpub/cdcpub/internal/faultproxy"
 	"github.com/cdcpub/cdcpub/internal/pgtest"
 	"github.com/cdcpub/cdcpub/offsets"
 	"github.com/cdcpub/cdcpub/outbox"
@@ -369,12 +371,23 @@ func TestCloseIsPromptWhileNobodyReceives(t *testing.T) {
 			t.Errorf("%s: a batch after Close", name)
 		}
 	}
-	// Closed in the middle of a slow query, not only of a hand-over.
-	locker := pgtest.Connect(t, dsn)
-	if _, err := locker.Exec(t.Context(), "BEGIN; LOCK TABLE outbox"); err != nil {
-		t.Fatal(err)
-	}
+	// Closed while it waits for the server, not only for the receiver.
+	proxy := faultproxy.Start(t, fmt.Sprintf("%s:%d", cfg.Server.Host, cfg.Server.Port))
+	addr := netip.MustParseAddrPort(proxy.Addr())
+	cfg.Server = cfg.Server.Copy()
+	cfg.Server.Host, cfg.Server.Port = addr.Addr().String(), addr.Port()
 	s := open(t, cfg)
+	proxy.Stall()
+	for waiting := false; !waiting; {
+		select {
+		case _, ok := <-s.Batches():
+			if !ok {
+				t.Fatal("the snapshot ended")
+			}
+		case <-time.After(200 * time.Millisecond):
+			waiting = true
+		}
+	}
 	begin := time.Now()
 	s.Close()
 	if took := time.Since(begin); took > 3*time.Second {
