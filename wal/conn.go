@@ -11,7 +11,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/hashicorp/go-hclog"
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/cdcpub/cdcpub/internal/tcp"
@@ -45,7 +44,6 @@ type Config struct {
 	Slot        string // [a-z0-9_]{1,63}
 	Publication string
 	Tables      []Table
-	Logger      hclog.Logger
 }
 
 var slotName = regexp.MustCompile(`^[a-z0-9_]{1,63}$`)

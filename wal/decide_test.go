@@ -33,7 +33,7 @@ func healthy() *situation {
 		cfg:   Config{Slot: "cdcpub", Publication: "cdcpub", Tables: []Table{{Name: "public.outbox"}}},
 		saved: offsets.Checkpoint{Source: saved, Epoch: 3, Phase: offsets.PhaseStreaming, Pos: offsets.Position{LSN: 0x200}},
 		found: Findings{
-			Source: source, Version: 150000, WALEnd: 0x300, WALLevel: "logical", ApplicationName: "cdcpub",
+			Source: source, WALEnd: 0x300, WALLevel: "logical", ApplicationName: "cdcpub",
 			Slot:        &Slot{Plugin: "pgoutput", Type: "logical", Database: "shop", ConfirmedFlush: lsn(0x100), WALStatus: "reserved"},
 			Publication: &Publication{OID: 500, Insert: true, ViaRoot: true, Tables: []string{"public.outbox"}},
 			Tables: []TableState{{

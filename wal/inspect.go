@@ -20,7 +20,6 @@ import (
 // anything.
 type Findings struct {
 	Source          offsets.Source
-	Version         int         // server_version_num
 	WALEnd          offsets.LSN // flushed end of the server's WAL
 	WALLevel        string
 	InRecovery      bool
@@ -101,16 +100,13 @@ func (c *Conn) Inspect(ctx context.Context) (Findings, error) {
 }
 
 func (c *Conn) server(ctx context.Context, f *Findings) error {
-	rows, err := c.query(ctx, `SELECT current_setting('server_version_num'), current_setting('wal_level'),
-		pg_is_in_recovery(), current_setting('synchronous_standby_names'), current_setting('application_name')`)
+	rows, err := c.query(ctx, `SELECT current_setting('wal_level'), pg_is_in_recovery(),
+		current_setting('synchronous_standby_names'), current_setting('application_name')`)
 	if err != nil {
 		return fmt.Errorf("read server settings: %w", err)
 	}
 	r := rows[0]
-	if f.Version, err = strconv.Atoi(*r[0]); err != nil {
-		return fmt.Errorf("read server_version_num: %w", err)
-	}
-	f.WALLevel, f.InRecovery, f.SyncStandbys, f.ApplicationName = *r[1], *r[2] == "t", *r[3], *r[4]
+	f.WALLevel, f.InRecovery, f.SyncStandbys, f.ApplicationName = *r[0], *r[1] == "t", *r[2], *r[3]
 	return nil
 }
 

@@ -136,7 +136,6 @@ func (c *connector) closing(what string, f func() error) {
 // saved already, or is saved by the relay before its first publish.
 func (c *connector) open(ctx context.Context, store *filestore.Store, cp offsets.Checkpoint, src *source) (offsets.Checkpoint, error) {
 	cfg := c.cfg.walConfig()
-	cfg.Logger = c.log.Named("wal")
 	asking, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()
 	conn, err := wal.Connect(asking, cfg)
