@@ -102,9 +102,6 @@ func (r *Relay) stage(ctx context.Context) error {
 	ticker := time.NewTicker(tick)
 	defer ticker.Stop()
 	stop := ctx.Done()
-	if r.end != nil {
-		stop = nil
-	}
 	for {
 		r.submit()
 		r.save()
