@@ -61,7 +61,8 @@ func TestTwoFirstStartsAtOnce(t *testing.T) {
 	rabbittest.Queue(t, url, name, name+".order", "#", nil)
 	row := "INSERT INTO outbox (id, aggregatetype, aggregateid, type, payload, version) VALUES (gen_random_uuid(), 'order', 'a', 'Changed', '{}', "
 	pgtest.Exec(t, dsn, row+"1)")
-	// An open transaction holds both in CREATE_REPLICATION_SLOT.
+	// An open transaction holds the first in CREATE_REPLICATION_SLOT, so that the
+	// second meets a slot in the making.
 	conn := pgtest.Connect(t, dsn)
 	tx, err := conn.Begin(t.Context())
 	if err != nil {
@@ -72,18 +73,18 @@ func TestTwoFirstStartsAtOnce(t *testing.T) {
 	}
 	a.start()
 	b.start()
-	eventually(t, time.Minute, "both are creating", func() bool { return a.status().State == "creating" && b.status().State == "creating" })
+	winner, loser := a, b
+	refused := func() bool { s := loser.status(); return s.State == "refused" && s.Refusal.Code == "gap" }
+	eventually(t, time.Minute, "one creates the slot and the other is refused", func() bool {
+		if winner.status().State != "creating" {
+			winner, loser = loser, winner
+		}
+		return winner.status().State == "creating" && refused()
+	})
 	if err := tx.Rollback(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	winner, loser := a, b
-	eventually(t, time.Minute, "one streams and the other is refused", func() bool {
-		if b.status().State == "streaming" {
-			winner, loser = b, a
-		}
-		s := loser.status()
-		return winner.status().State == "streaming" && s.State == "refused" && s.Refusal.Code == "gap"
-	})
+	eventually(t, time.Minute, "the one streams and the other stays refused", func() bool { return winner.status().State == "streaming" && refused() })
 	winner.stop()
 	// Longer than a refusal is left alone.
 	wait(t.Context(), 7*time.Second)

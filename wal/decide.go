@@ -67,7 +67,10 @@ func decidePosition(cfg Config, saved offsets.Checkpoint, f Findings) (Plan, err
 		return plan, nil
 	case saved.Phase == "":
 		return plan, refuse(Gap, "set source.slot to a name of its own, bring back the state directory, or drop the slot with cdcpub teardown",
-			"replication slot %q exists (confirmed up to %s), but nothing is saved here: it may be another connector's", cfg.Slot, confirmed(f.Slot))
+			"replication slot %q exists (%s), but nothing is saved here: it may be another connector's", cfg.Slot, f.Slot)
+	case f.Slot.Active:
+		return plan, refuse(SlotBusy, "stop the other one, or set source.slot to a name of this service's own",
+			"replication slot %q is in use by PostgreSQL process %d", cfg.Slot, f.Slot.ActivePID)
 	case f.Slot.WALStatus == "lost" || f.Slot.Conflicting || f.Slot.InvalidationReason != "":
 		return plan, refuse(SlotLost, recoverHint, "replication slot %q is invalidated (%s): events after %s are lost", cfg.Slot,
 			strings.TrimSpace(f.Slot.WALStatus+" "+f.Slot.InvalidationReason), saved.Pos)
@@ -81,7 +84,7 @@ func decidePosition(cfg Config, saved offsets.Checkpoint, f Findings) (Plan, err
 	case *f.Slot.ConfirmedFlush > saved.Pos.LSN:
 		return plan, refuse(Gap, "find out who moved it before going on: the events in between were not published from here",
 			"replication slot %q is confirmed up to %s, beyond the saved position %s: another consumer read from it, it was made anew, or the saved state is old",
-			cfg.Slot, confirmed(f.Slot), saved.Pos)
+			cfg.Slot, *f.Slot.ConfirmedFlush, saved.Pos)
 	case saved.Pos.LSN > f.WALEnd:
 		return plan, refuse(Gap, "streaming from here would skip new events: the server was restored to an earlier point",
 			"the saved position %s lies beyond the end of the server's WAL, %s", saved.Pos, f.WALEnd)
@@ -100,11 +103,16 @@ func decidePosition(cfg Config, saved offsets.Checkpoint, f Findings) (Plan, err
 
 const recoverHint = "to go on with what is still in the tables: cdcpub teardown, then cdcpub init and cdcpub run (every row is published again)"
 
-func confirmed(s *Slot) string {
-	if s.ConfirmedFlush == nil {
-		return "none"
+// String says how far the slot is and who reads from it.
+func (s *Slot) String() string {
+	text := "confirmed up to no position"
+	if s.ConfirmedFlush != nil {
+		text = "confirmed up to " + s.ConfirmedFlush.String()
 	}
-	return s.ConfirmedFlush.String()
+	if s.Active {
+		text += fmt.Sprintf(", in use by PostgreSQL process %d", s.ActivePID)
+	}
+	return text
 }
 
 func checkServer(f Findings) *Refusal {
@@ -214,9 +222,6 @@ func checkSlot(cfg Config, f Findings) *Refusal {
 		return refuse(Setup, hint, "replication slot %q is temporary", cfg.Slot)
 	case s.TwoPhase:
 		return refuse(Setup, hint, "replication slot %q decodes prepared transactions (two_phase)", cfg.Slot)
-	case s.Active:
-		return refuse(SlotBusy, "stop the other one, or set source.slot to a name of this service's own",
-			"replication slot %q is in use by PostgreSQL process %d", cfg.Slot, s.ActivePID)
 	}
 	return nil
 }

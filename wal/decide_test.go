@@ -206,7 +206,7 @@ func TestDecideRefusesASlotOfAnotherKind(t *testing.T) {
 		"another connector with the same default names reads from the slot": {
 			func(s *situation) {
 				s.saved, s.found.Slot.Active, s.found.Slot.ActivePID = offsets.Checkpoint{}, true, 4711
-			}, SlotBusy, []string{"4711", "source.slot"},
+			}, Gap, []string{"4711", "source.slot"},
 		},
 	})
 }
