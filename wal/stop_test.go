@@ -4,11 +4,13 @@ import (
 	"errors"
 	"fmt"
 	"net/url"
+	"slices"
 	"testing"
 	"time"
 
 	"github.com/cdcpub/cdcpub/internal/faultproxy"
 	"github.com/cdcpub/cdcpub/internal/pgtest"
+	"github.com/cdcpub/cdcpub/outbox"
 )
 
 // stopLimit is how long a server's administrator may wait because of us.
@@ -109,11 +111,14 @@ func TestFastShutdownDoesNotWaitForUs(t *testing.T) {
 	restart(t, srv)
 	t.Run("when the end of an idle log waits to be taken", func(t *testing.T) {
 		s := startAgain(t, cfg, pos)
-		b := next(t, s)
-		for ; !b.Through.Tx.IsZero() || s.Stats().Events < 2; b = next(t, s) {
+		// How many rows come again depends on the version: from 17 a shutdown
+		// writes the slot's position down.
+		for seen, within := false, true; !seen || within; {
+			b := next(t, s)
+			seen = seen || slices.ContainsFunc(b.Events, func(e outbox.Event) bool { return e.ID == "-1" })
+			within = !b.Through.Tx.IsZero()
 			s.Ack(b.Through.LSN)
 		}
-		s.Ack(b.Through.LSN)
 		pgtest.Exec(t, dsn, "INSERT INTO outbox VALUES (-2)")
 		stop(t, srv, pgtest.Fast)
 		if err := await(t, drain(s, false)); !errors.Is(err, ErrServerStopping) {
