@@ -76,6 +76,7 @@ func (r *Relay) publishStats() {
 		WaitingAggregates: len(r.queues.waiting), Waiting: r.waiting(),
 		Stalled: r.saver.stalled, Full: r.full(), At: time.Now(),
 	}
+	s.Confirmed = s.Saved // from before this process
 	if m, ok := r.tracker.Safe(); ok {
 		s.Confirmed = m.pos
 	}

@@ -157,6 +157,9 @@ func checkIdentity(saved offsets.Checkpoint, f Findings) *Refusal {
 
 func checkPublication(cfg Config, saved offsets.Checkpoint, f Findings) *Refusal {
 	for i, t := range f.Tables {
+		if t.OID == 0 && saved.Phase != "" {
+			return refuse(Gap, "give it its name back; if it is gone: "+recoverHint, "table %s of the saved position was renamed or dropped", t.Name)
+		}
 		if t.OID == 0 {
 			return refuse(Setup, "run: cdcpub init --create-table", "table %s does not exist", t.Name)
 		}

@@ -288,8 +288,14 @@ func TestDecideRefusesAPublicationThatWouldMissRows(t *testing.T) {
 		},
 		"the publication leaves columns out": {func(s *situation) { s.found.Tables[0].ColumnList = true }, Setup, []string{"column list"}},
 		"the publication filters rows":       {func(s *situation) { s.found.Tables[0].RowFilter = true }, Setup, []string{"row filter"}},
-		"the table does not exist":           {func(s *situation) { s.found.Tables[0] = TableState{Name: "public.outbox"} }, Setup, []string{"--create-table"}},
-		"the table is unlogged":              {func(s *situation) { s.found.Tables[0].Persistence = "u" }, Setup, []string{"unlogged"}},
+		"the table does not exist": {func(s *situation) {
+			s.saved, s.found.Slot = offsets.Checkpoint{}, nil
+			s.found.Tables[0] = TableState{Name: "public.outbox"}
+		}, Setup, []string{"--create-table"}},
+		"the table of the saved position is gone": {func(s *situation) {
+			s.found.Tables[0] = TableState{Name: "public.outbox"}
+		}, Gap, []string{"renamed or dropped", "its name back"}},
+		"the table is unlogged": {func(s *situation) { s.found.Tables[0].Persistence = "u" }, Setup, []string{"unlogged"}},
 		"a required column is missing": {
 			func(s *situation) { s.found.Tables[0].Columns = s.found.Tables[0].Columns[:4] }, Setup, []string{"payload", "aggregateid"},
 		},
