@@ -5,17 +5,15 @@ import "time"
 // State is what the connector as a whole is doing.
 type State string
 
-// The states. A connector goes through them in this order, but for
-// StateWaiting and StateRefused, which can take the place of any of the three
-// before StateStopping.
+// The states. A connector goes through the first four in this order;
+// StateWaiting and StateRefused can take the place of any of them.
 const (
 	StateStarting  State = "starting"  // checking the source against the saved position
 	StateCreating  State = "creating"  // making the publication and the slot
 	StateSnapshot  State = "snapshot"  // publishing rows older than the slot
 	StateStreaming State = "streaming" // publishing what commits
-	StateWaiting   State = "waiting"   // for a server, or as a standby for the slot
+	StateWaiting   State = "waiting"   // for a server, or for the slot
 	StateRefused   State = "refused"   // for a person: see Refusal
-	StateStopping  State = "stopping"  // draining confirms
 )
 
 // The names of the stages, in the order in which an event passes them.
@@ -26,10 +24,6 @@ const (
 	StageSaved     = "saved"
 	StageAcked     = "acked"
 )
-
-// MaxWaiting is how many waiting aggregates a Status lists: enough to see what
-// they have in common. Relay.WaitingAggregates counts them all.
-const MaxWaiting = 20
 
 // Status is the connector at one moment, as /api/status prints it. Field names
 // and values in JSON are an interface for others: they are added to, not changed.
@@ -51,7 +45,9 @@ type Status struct {
 	Relay     Relay     `json:"relay"`
 	Publisher Publisher `json:"publisher"`
 	Counters  Counters  `json:"counters"`
-	Waiting   []Waiting `json:"waiting,omitempty"` // at most MaxWaiting
+	// Waiting lists the longest waiting aggregates, 20 at most: enough to see what
+	// they have in common. Relay.WaitingAggregates counts them all.
+	Waiting []Waiting `json:"waiting,omitempty"`
 	// ConfirmSeconds is the time from sending a message to its confirm; of one
 	// sent again, from the last time. Nil before there was a publisher.
 	ConfirmSeconds *Histogram `json:"confirm_seconds,omitempty"`
@@ -103,7 +99,7 @@ type Publisher struct {
 	Connected  bool   `json:"connected"`
 	Blocked    bool   `json:"blocked"` // by the broker's memory or disk alarm
 	InFlight   int    `json:"in_flight"`
-	Reconnects uint64 `json:"reconnects"`
+	Reconnects uint64 `json:"reconnects"`           // after connections that were lost
 	LastError  string `json:"last_error,omitempty"` // without secrets
 }
 
@@ -121,8 +117,8 @@ type Counters struct {
 	// Suppressed events arrived again after a restart inside a transaction and
 	// were published before it.
 	Suppressed uint64 `json:"suppressed"`
-	// Ignored changes are no events: updates, deletes and truncates of a table in
-	// the publication.
+	// Ignored changes are no events: updates, deletes, truncates, and rows of
+	// tables in the publication that are not configured.
 	Ignored            uint64 `json:"ignored"`
 	CheckpointSaves    uint64 `json:"checkpoint_saves"`
 	CheckpointFailures uint64 `json:"checkpoint_failures"`

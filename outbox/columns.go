@@ -5,7 +5,7 @@ import (
 	"strings"
 )
 
-// Unmapped as the name of an optional column, leaves it unmapped although the
+// Unmapped as the name of an optional column leaves it unmapped although the
 // table has a column of the default name: a column that happens to be called
 // "version" need not be the aggregate's version.
 const Unmapped = "-"

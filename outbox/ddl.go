@@ -96,10 +96,11 @@ func isIdentifierByte(c byte, first bool) bool {
 
 // QuoteTable writes a table's name for use in SQL, safe for any schema and name.
 func QuoteTable(schema, name string) string {
-	return quoteIdentifier(schema) + "." + quoteIdentifier(name)
+	return QuoteIdentifier(schema) + "." + QuoteIdentifier(name)
 }
 
-func quoteIdentifier(s string) string {
+// QuoteIdentifier writes a single name for use in SQL.
+func QuoteIdentifier(s string) string {
 	return `"` + strings.ReplaceAll(s, `"`, `""`) + `"`
 }
 

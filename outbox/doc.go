@@ -1,6 +1,6 @@
 // Package outbox knows the outbox table: what a row means (Event, Batch), which
-// column is what (Columns, Bind, Mapping), how a table's name is written
-// (ParseTable, QuoteTable) and which table is recommended (DDL).
+// column is what (Columns, Bind, Mapping), how names are written in SQL
+// (ParseTable, QuoteTable, QuoteIdentifier) and which table is recommended (DDL).
 //
 // Values arrive and stay in PostgreSQL's text form. Nothing here parses a
 // payload: a JSON document that is decoded and encoded again comes out with

@@ -52,12 +52,24 @@ func (m *Mapping) describe(cols []Column, owner map[int]string) {
 	}
 }
 
-// Table returns the table's name as Bind got it.
-func (m *Mapping) Table() string { return m.table }
-
 // Names returns the mapped columns in row order: what a SELECT must ask for. A
 // row that holds these and nothing else is read with the mapping of Narrow.
 func (m *Mapping) Names() []string { return slices.Clone(m.names) }
+
+// TextSettings are the session parameters on which the text of a value depends.
+// Both sources set them: a row must make the same event whether it comes from the
+// log or from the table. The map is the caller's.
+func TextSettings() map[string]string {
+	return map[string]string{
+		"client_encoding":    "UTF8",
+		"datestyle":          "ISO, MDY",
+		"intervalstyle":      "postgres",
+		"timezone":           "UTC",
+		"bytea_output":       "hex",
+		"extra_float_digits": "3",
+		"search_path":        "pg_catalog",
+	}
+}
 
 // Narrow returns the mapping for rows that hold just the columns of Names, in
 // that order.
@@ -96,9 +108,8 @@ func (m *Mapping) OrderBy() []string {
 }
 
 // Event reads one row. The values come in the order of the columns given to
-// Bind, in PostgreSQL's text form under the session settings DateStyle ISO,
-// TimeZone UTC and bytea_output hex; nil is NULL. Whatever it keeps it copies,
-// so the caller may reuse its buffers.
+// Bind, in PostgreSQL's text form under TextSettings; nil is NULL. Whatever it
+// keeps it copies, so the caller may reuse its buffers.
 //
 // It fills everything except Origin, CommittedAt and Position, which the source
 // knows. A row that cannot be published has its reason in Malformed, with the

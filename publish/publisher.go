@@ -16,7 +16,7 @@ import (
 	"github.com/cdcpub/cdcpub/router"
 )
 
-// The defaults of Config. Lanes times DefaultPerChannel is the most that can be
+// The defaults of Config. DefaultLanes times DefaultPerChannel is the most that can be
 // in flight, and matches the relay's default window.
 const (
 	DefaultLanes           = 4

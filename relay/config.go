@@ -33,8 +33,8 @@ const (
 )
 
 const (
-	// Progress without events is saved rarely: a checkpoint in the source
-	// database makes WAL itself, which would be progress to save.
+	// Progress without events is saved rarely: a store in the source database
+	// would make WAL with each checkpoint, which would be progress to save.
 	idleInterval = 10 * time.Second
 	idleBytes    = 64 << 10
 
@@ -68,17 +68,17 @@ type Config struct {
 func (c Config) validate() error {
 	switch {
 	case c.Window < 1:
-		return fmt.Errorf("relay: window %d: want at least 1", c.Window)
+		return fmt.Errorf("window %d: want at least 1", c.Window)
 	case c.Span < outbox.MaxBatchEvents || c.Span < c.Window:
-		return fmt.Errorf("relay: span %d: want at least the window, %d, and a batch, %d", c.Span, c.Window, outbox.MaxBatchEvents)
+		return fmt.Errorf("span %d: want at least the window, %d, and a batch, %d", c.Span, c.Window, outbox.MaxBatchEvents)
 	case c.WindowBytes < outbox.MaxBatchBytes:
-		return fmt.Errorf("relay: window of %d bytes: want at least a batch, %d", c.WindowBytes, outbox.MaxBatchBytes)
+		return fmt.Errorf("window of %d bytes: want at least a batch, %d", c.WindowBytes, outbox.MaxBatchBytes)
 	case c.Every < 1 || c.Interval <= 0:
-		return errors.New("relay: checkpoint interval and count must be above zero")
+		return errors.New("checkpoint interval and count must be above zero")
 	case c.OnUnroutable != Retry && c.OnUnroutable != Stop, c.OnNack != Retry && c.OnNack != Stop:
-		return fmt.Errorf("relay: policies %q and %q: want %q or %q", c.OnUnroutable, c.OnNack, Retry, Stop)
+		return fmt.Errorf("policies %q and %q: want %q or %q", c.OnUnroutable, c.OnNack, Retry, Stop)
 	case c.Logger == nil:
-		return errors.New("relay: no logger")
+		return errors.New("no logger")
 	}
 	return nil
 }

@@ -139,8 +139,9 @@ func (q *queues) due(now time.Time) iter.Seq[*item] {
 	}
 }
 
-// backoff is a random time up to min doubled with every try, at most max: full
-// jitter spreads thousands of aggregates that fail together.
+// backoff is a random time up to low doubled with every try, at most high, and
+// half of low on top: full jitter spreads thousands of aggregates that fail
+// together.
 func backoff(tries int, low, high time.Duration) time.Duration {
 	limit := high
 	if shift := tries - 1; shift < 30 && low<<shift < high {

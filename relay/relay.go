@@ -3,6 +3,7 @@ package relay
 import (
 	"context"
 	"errors"
+	"fmt"
 	"time"
 
 	"github.com/hashicorp/go-hclog"
@@ -73,7 +74,7 @@ type ending struct {
 // New returns a relay that publishes by rt and pub and saves to store.
 func New(cfg Config, rt *router.Router, pub Publisher, store Checkpoints) (*Relay, error) {
 	if err := cfg.validate(); err != nil {
-		return nil, err
+		return nil, fmt.Errorf("configure relay: %w", err)
 	}
 	return &Relay{
 		cfg: cfg, router: rt, pub: pub, log: cfg.Logger,
@@ -267,7 +268,6 @@ func (r *Relay) publish(it *item) {
 	r.out++
 	it.agg.out++
 	it.attempts++
-	r.count.published++
 	if it.attempts > 1 {
 		r.count.retried++
 	}

@@ -13,7 +13,7 @@ import (
 const maxWaiting = 20
 
 type counters struct {
-	read, published, retried             uint64
+	read, retried                        uint64
 	confirmed, returned, nacked, refused uint64
 	saves, saveFailures                  uint64
 }
@@ -36,10 +36,10 @@ type Stats struct {
 	Sent                                offsets.Position // of the newest event given to the publisher
 	Confirmed                           offsets.Position // everything up to it is confirmed
 	Saved                               offsets.Position // and saved and acknowledged
-	Events, Published, Retried          uint64
+	Events, Retried                     uint64
 	Confirms, Returned, Nacked, Refused uint64
 	Saves, SaveFailures                 uint64
-	Pending, Span, InFlight             int
+	Pending, Span                       int
 	HeldBytes                           int64
 	WaitingAggregates                   int
 	Waiting                             []Waiting // the longest waiting first, at most 20
@@ -69,10 +69,10 @@ func (r *Relay) publishStats() {
 	c := r.count
 	s := &Stats{
 		Phase: r.phase, Read: r.read, Sent: r.sent, Saved: r.saver.saved.Pos,
-		Events: c.read, Published: c.published, Retried: c.retried,
+		Events: c.read, Retried: c.retried,
 		Confirms: c.confirmed, Returned: c.returned, Nacked: c.nacked, Refused: c.refused,
 		Saves: c.saves, SaveFailures: c.saveFailures,
-		Pending: r.tracker.Pending(), Span: r.tracker.Span(), InFlight: r.out, HeldBytes: r.held,
+		Pending: r.tracker.Pending(), Span: r.tracker.Span(), HeldBytes: r.held,
 		WaitingAggregates: len(r.queues.waiting), Waiting: r.waiting(),
 		Stalled: r.saver.stalled, Full: r.full(), At: time.Now(),
 	}

@@ -50,6 +50,8 @@ func reserved(name string) bool {
 // their value is not an array (docs: sender-selected distribution).
 var errSenderSelected = errors.New("CC and BCC are RabbitMQ's own headers for further routing keys; they are not supported")
 
+func senderSelected(name string) bool { return name == "CC" || name == "BCC" }
+
 // appHeaders is the event's headers column, values as stored.
 type appHeaders map[string]json.RawMessage
 
@@ -175,7 +177,7 @@ func (r *Router) buildHeaders(e *outbox.Event, app appHeaders) (map[string]any, 
 	const own = 12
 	h := make(map[string]any, own+len(app)+len(r.headers))
 	for name, raw := range app {
-		if name == "CC" || name == "BCC" {
+		if senderSelected(name) {
 			return nil, errSenderSelected
 		}
 		if reserved(name) {

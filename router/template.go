@@ -207,7 +207,7 @@ func checkHeaderName(name string) error {
 		return errors.New("the name is empty")
 	case reserved(name):
 		return errors.New("the name belongs to the connector")
-	case name == "CC" || name == "BCC":
+	case senderSelected(name):
 		return errSenderSelected
 	default:
 		return nil

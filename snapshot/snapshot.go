@@ -16,6 +16,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"strconv"
 	"strings"
 	"sync"
@@ -106,24 +107,16 @@ func Open(ctx context.Context, cfg Config) (*Source, error) {
 // does, and switches off what would end a long transaction.
 func connect(ctx context.Context, server *pgconn.Config) (*pgconn.PgConn, error) {
 	cfg := server.Copy()
-	for k, v := range map[string]string{
+	maps.Copy(cfg.RuntimeParams, outbox.TextSettings())
+	maps.Copy(cfg.RuntimeParams, map[string]string{
 		"application_name":                    "cdcpub snapshot",
-		"client_encoding":                     "UTF8",
-		"datestyle":                           "ISO, MDY",
-		"intervalstyle":                       "postgres",
-		"timezone":                            "UTC",
-		"bytea_output":                        "hex",
-		"extra_float_digits":                  "3",
-		"search_path":                         "pg_catalog",
 		"lock_timeout":                        "30s",
 		"statement_timeout":                   "0",
 		"idle_in_transaction_session_timeout": "0",
 		// The stream ignores row-level security. Reading fewer rows here would be
 		// a silent gap; off makes it an error.
 		"row_security": "off",
-	} {
-		cfg.RuntimeParams[k] = v
-	}
+	})
 	conn, err := pgconn.ConnectConfig(ctx, cfg)
 	if err != nil {
 		return nil, err
@@ -135,7 +128,7 @@ func connect(ctx context.Context, server *pgconn.Config) (*pgconn.PgConn, error)
 	return conn, nil
 }
 
-// prepare does what the parameters of connect cannot.
+// prepare refuses a standby, and sets what the parameters of connect cannot.
 func prepare(ctx context.Context, conn *pgconn.PgConn) error {
 	// A standby replays what its primary did some time ago: a fresh snapshot there
 	// could lack rows that committed before the consistent point.
@@ -325,7 +318,7 @@ func (s *Source) from(ctx context.Context, quoted string) (string, error) {
 func list(names []string) string {
 	quoted := make([]string, len(names))
 	for i, n := range names {
-		quoted[i] = `"` + strings.ReplaceAll(n, `"`, `""`) + `"`
+		quoted[i] = outbox.QuoteIdentifier(n)
 	}
 	return strings.Join(quoted, ", ")
 }

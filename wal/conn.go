@@ -5,6 +5,7 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
+	"maps"
 	"net"
 	"regexp"
 	"strings"
@@ -48,6 +49,10 @@ type Config struct {
 
 var slotName = regexp.MustCompile(`^[a-z0-9_]{1,63}$`)
 
+// ValidSlotName is PostgreSQL's own rule (ReplicationSlotValidateName), for those
+// who cannot wait until the server complains at the slot's creation.
+func ValidSlotName(s string) bool { return slotName.MatchString(s) }
+
 // Conn is a replication connection that does not stream yet. It is not safe for
 // concurrent use.
 type Conn struct {
@@ -59,22 +64,15 @@ type Conn struct {
 	skippedPublication *atomic.Bool
 }
 
-// sessionParams pin everything that the text of a value depends on, and the
-// timeouts of the session.
+// sessionParams make the session a walsender and pin its timeouts and what the
+// meaning of our own SQL depends on.
 func sessionParams() map[string]string {
 	return map[string]string{
 		"replication":                         "database",
 		"application_name":                    "cdcpub",
 		"wal_sender_timeout":                  fmt.Sprint(senderTimeout.Milliseconds()),
-		"client_encoding":                     "UTF8",
-		"datestyle":                           "ISO, MDY",
-		"intervalstyle":                       "postgres",
-		"timezone":                            "UTC",
-		"bytea_output":                        "hex",
-		"extra_float_digits":                  "3",
 		"standard_conforming_strings":         "on",
 		"client_min_messages":                 "warning",
-		"search_path":                         "pg_catalog",
 		"lock_timeout":                        fmt.Sprint(slotLockTimeout.Milliseconds()),
 		"statement_timeout":                   "0",
 		"idle_in_transaction_session_timeout": "0",
@@ -83,16 +81,15 @@ func sessionParams() map[string]string {
 
 // Connect opens a replication connection. Errors never contain the password.
 func Connect(ctx context.Context, cfg Config) (*Conn, error) {
-	if !slotName.MatchString(cfg.Slot) {
+	if !ValidSlotName(cfg.Slot) {
 		return nil, fmt.Errorf("connect to PostgreSQL: slot name %q: want 1 to 63 of a-z, 0-9 and _", cfg.Slot)
 	}
 	pc, err := pgconn.ParseConfig(cfg.DSN)
 	if err != nil {
 		return nil, fmt.Errorf("connect to PostgreSQL: %w", err)
 	}
-	for k, v := range sessionParams() {
-		pc.RuntimeParams[k] = v
-	}
+	maps.Copy(pc.RuntimeParams, outbox.TextSettings())
+	maps.Copy(pc.RuntimeParams, sessionParams())
 	if pc.ConnectTimeout == 0 {
 		pc.ConnectTimeout = connectTimeout
 	}
@@ -182,9 +179,6 @@ func (c *Conn) query(ctx context.Context, sql string) ([][]*string, error) {
 
 // literal quotes s for SQL; standard_conforming_strings is pinned on.
 func literal(s string) string { return "'" + strings.ReplaceAll(s, "'", "''") + "'" }
-
-// identifier quotes s for SQL.
-func identifier(s string) string { return `"` + strings.ReplaceAll(s, `"`, `""`) + `"` }
 
 // sqlState returns err's SQLSTATE, or "".
 func sqlState(err error) string {

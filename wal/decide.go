@@ -177,12 +177,12 @@ func checkPublication(cfg Config, saved offsets.Checkpoint, f Findings) *Refusal
 	case p == nil:
 		return refuse(Setup, "run: cdcpub init", "publication %q does not exist", cfg.Publication)
 	case !p.Insert:
-		return refuse(Setup, "run: ALTER PUBLICATION "+identifier(cfg.Publication)+" SET (publish = 'insert')", "publication %q does not publish inserts", cfg.Publication)
+		return refuse(Setup, "run: ALTER PUBLICATION "+outbox.QuoteIdentifier(cfg.Publication)+" SET (publish = 'insert')", "publication %q does not publish inserts", cfg.Publication)
 	}
 	for _, t := range f.Tables {
 		switch {
 		case !t.Published && t.Kind == "p" && !p.ViaRoot:
-			return refuse(Setup, "run: ALTER PUBLICATION "+identifier(cfg.Publication)+" SET (publish_via_partition_root = true)",
+			return refuse(Setup, "run: ALTER PUBLICATION "+outbox.QuoteIdentifier(cfg.Publication)+" SET (publish_via_partition_root = true)",
 				"publication %q publishes the partitions of %s under their own names", cfg.Publication, t.Name)
 		case !t.Published:
 			return refuse(Setup, "set source.publication and source.slot to names of this service's own, or add the table to the publication before its slot exists",

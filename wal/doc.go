@@ -27,5 +27,6 @@
 // stop and cannot be told that everything is published: a fast shutdown of
 // PostgreSQL waits for every walsender, so a connector whose broker is down must
 // leave by itself. Starting again from the saved position is the way back from
-// all of them.
+// all of them. It also ends with a *Refusal where the log no longer says what was
+// committed, or says it in a form that cannot be read; that needs a person.
 package wal

@@ -2,7 +2,6 @@ package wal
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"strings"
 
@@ -25,7 +24,7 @@ func PublicationSQL(cfg Config) (string, error) {
 		names[i] = outbox.QuoteTable(schema, rel)
 	}
 	return fmt.Sprintf("CREATE PUBLICATION %s FOR TABLE %s\n    WITH (publish = 'insert', publish_via_partition_root = true)",
-		identifier(cfg.Publication), strings.Join(names, ", ")), nil
+		outbox.QuoteIdentifier(cfg.Publication), strings.Join(names, ", ")), nil
 }
 
 // CreatePublication makes the publication. It must exist before the slot: a
@@ -49,7 +48,7 @@ func (c *Conn) Exec(ctx context.Context, sql string) error {
 
 // DropPublication drops the publication if it exists.
 func (c *Conn) DropPublication(ctx context.Context) error {
-	if err := c.Exec(ctx, "DROP PUBLICATION IF EXISTS "+identifier(c.cfg.Publication)); err != nil {
+	if err := c.Exec(ctx, "DROP PUBLICATION IF EXISTS "+outbox.QuoteIdentifier(c.cfg.Publication)); err != nil {
 		return fmt.Errorf("drop publication %q, which takes its owner: %w", c.cfg.Publication, err)
 	}
 	return nil
@@ -133,5 +132,3 @@ func (c *Conn) startError(err error) error {
 		return fmt.Errorf("start replication from slot %q: %w", c.cfg.Slot, err)
 	}
 }
-
-var errAlreadyStarted = errors.New("start replication: the connection is gone")

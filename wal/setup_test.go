@@ -283,7 +283,7 @@ func TestOddNamesAreQuoted(t *testing.T) {
 	dsn := pgtest.Database(t)
 	const schema, table = `Sche"ma 'x'`, `Out.box, "1"`
 	quoted := outbox.QuoteTable(schema, table)
-	pgtest.Exec(t, dsn, outboxTable, "CREATE SCHEMA "+identifier(schema), "CREATE TABLE "+quoted+" (LIKE outbox INCLUDING ALL)")
+	pgtest.Exec(t, dsn, outboxTable, "CREATE SCHEMA "+outbox.QuoteIdentifier(schema), "CREATE TABLE "+quoted+" (LIKE outbox INCLUDING ALL)")
 	cfg := configOf(t, dsn)
 	cfg.Publication = `My "pub", it's`
 	cfg.Tables = []Table{{Name: quoted}}

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -38,7 +37,10 @@ const (
 // unpublished: it would wait for us, and the rows stay in its log.
 var ErrServerStopping = errors.New("the server is shutting down")
 
-var errPublicationSkipped = errors.New("the server skipped a missing publication: rows would pass unseen")
+var (
+	errStopped        = errors.New("stopped") // by Close
+	errAlreadyStarted = errors.New("start replication: the connection is gone")
+)
 
 // Stats are a stream's counters since its start.
 type Stats struct {
@@ -78,10 +80,9 @@ func (c *Conn) Start(ctx context.Context, pos offsets.Position, tables []offsets
 	if pos.LSN.IsZero() {
 		return nil, errors.New("start replication: no position")
 	}
-	pub := strings.ReplaceAll(identifier(c.cfg.Publication), "'", "''")
 	err := pglogrepl.StartReplication(ctx, c.pg, c.cfg.Slot, pglogrepl.LSN(pos.LSN), pglogrepl.StartReplicationOptions{
 		Mode:       pglogrepl.LogicalReplication,
-		PluginArgs: []string{"proto_version '1'", fmt.Sprintf("publication_names '%s'", pub)},
+		PluginArgs: []string{"proto_version '1'", "publication_names " + literal(outbox.QuoteIdentifier(c.cfg.Publication))},
 	})
 	if err != nil {
 		err = c.startError(err)
@@ -166,8 +167,6 @@ func (s *Stream) run() {
 	close(s.batches)
 }
 
-var errStopped = errors.New("stopped")
-
 func (s *Stream) loop() error {
 	now := time.Now()
 	s.lastByte, s.lastStatus, s.caughtUp = now, now, now
@@ -214,7 +213,7 @@ func (s *Stream) duties(now time.Time) error {
 		return fmt.Errorf("read from PostgreSQL: nothing came for %s", silenceLimit)
 	}
 	if s.skipped.Load() {
-		return &Refusal{Cause: Gap, Text: errPublicationSkipped.Error(), Hint: recoverHint}
+		return refuse(Gap, recoverHint, "the server skipped a missing publication: rows would pass unseen")
 	}
 	if err := s.watchShutdown(now, s.behind(now)); err != nil {
 		return err

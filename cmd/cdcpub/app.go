@@ -142,6 +142,20 @@ func (c ColumnsConfig) columns() outbox.Columns {
 	}
 }
 
+// qualified is the table's name as schema.name, the form in which it appears in
+// events, positions and status.
+func (t TableConfig) qualified() string {
+	schema, name, err := outbox.ParseTable(t.Name)
+	if err != nil {
+		return t.Name // refused by Validate
+	}
+	q := schema + "." + name
+	if s, n, err := outbox.ParseTable(q); err == nil && s == schema && n == name {
+		return q
+	}
+	return outbox.QuoteTable(schema, name)
+}
+
 func (c Config) walConfig() wal.Config {
 	w := wal.Config{DSN: c.Source.DSN, Slot: c.Source.Slot, Publication: c.Source.Publication}
 	for _, t := range c.Source.Tables {

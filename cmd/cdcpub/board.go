@@ -1,7 +1,6 @@
 package main
 
 import (
-	"errors"
 	"fmt"
 	"sync"
 	"time"
@@ -241,5 +240,3 @@ func waiting(r relay.Stats) []monitor.Waiting {
 	}
 	return list
 }
-
-var errNotRunning = errors.New("cdcpub is not running")

@@ -71,7 +71,7 @@ type ColumnsConfig struct {
 type SnapshotConfig struct {
 	Mode      string   `yaml:"mode" enum:"initial,never" doc:"initial publishes the rows that are older than the slot, never leaves them out"`
 	OrderBy   []string `yaml:"order_by" doc:"columns that give old rows their order; empty is the version column, then the event ID"`
-	ChunkRows int      `yaml:"chunk_rows" doc:"rows that one snapshot query reads"`
+	ChunkRows int      `yaml:"chunk_rows" doc:"rows fetched from the server's cursor at once"`
 }
 
 // RouterConfig makes a message out of an event. The templates are specified in

@@ -6,7 +6,6 @@ import (
 	"io/fs"
 	"net"
 	"net/url"
-	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -14,6 +13,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/cdcpub/cdcpub/outbox"
+	"github.com/cdcpub/cdcpub/wal"
 )
 
 // Validate returns what is wrong with c's values, in the order of the keys.
@@ -30,9 +30,7 @@ func (s *SourceConfig) validate() []Problem {
 	if text := checkDSN(s.DSN); text != "" {
 		ps = append(ps, Problem{Key: "source.dsn", Text: text})
 	}
-	// PostgreSQL's own rule (ReplicationSlotValidateName), checked here because the
-	// server would complain only when the slot is created.
-	if !regexp.MustCompile(`^[a-z0-9_]{1,63}$`).MatchString(s.Slot) {
+	if !wal.ValidSlotName(s.Slot) {
 		ps = append(ps, Problem{Key: "source.slot", Text: show(s.Slot) + " is not a slot name: want 1 to 63 of a-z, 0-9 and _"})
 	}
 	if s.Publication == "" || len(s.Publication) > 63 {

@@ -10,20 +10,6 @@ import (
 	"github.com/cdcpub/cdcpub/wal"
 )
 
-// qualified is the table's name as schema.name, the form in which it appears in
-// events, positions and status.
-func (t TableConfig) qualified() string {
-	schema, name, err := outbox.ParseTable(t.Name)
-	if err != nil {
-		return t.Name // refused by Validate
-	}
-	q := schema + "." + name
-	if s, n, err := outbox.ParseTable(q); err == nil && s == schema && n == name {
-		return q
-	}
-	return outbox.QuoteTable(schema, name)
-}
-
 func (a *app) initCommand() *cobra.Command {
 	var createTable, printSQL bool
 	cmd := &cobra.Command{

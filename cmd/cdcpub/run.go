@@ -21,7 +21,8 @@ func (a *app) runCommand() *cobra.Command {
 The first run creates the replication slot and publishes the rows that are in
 the table already; every later one goes on where the last one stopped. Where
 going on would hide a loss, run refuses: it stays up, is live but not ready,
-says why in its log and status, and looks again every 5 seconds.`,
+says why in its log and status, and looks again every 5 seconds. Behind an event
+that a policy stops at it looks less often, or waits for a new start.`,
 		Example: `  cdcpub run --config cdcpub.yml
   CDCPUB_SOURCE_DSN=postgres://... CDCPUB_PUBLISH_URL=amqp://... cdcpub run`,
 		RunE: func(cmd *cobra.Command, _ []string) error {

@@ -18,6 +18,8 @@ import (
 	"github.com/cdcpub/cdcpub/offsets/filestore"
 )
 
+var errNotRunning = errors.New("cdcpub is not running")
+
 // statusReport is what the status command knows: from the running process, or
 // else from the saved state.
 type statusReport struct {

@@ -91,8 +91,8 @@ func recheck(err error, stops *int) time.Duration {
 	return min(recheckAfter<<min(*stops-1, 10), recheckMax)
 }
 
-// jitter is a random wait up to retryMin doubled with each failure: after a
-// failover all connectors of a database come back at once.
+// jitter is retryMin and a random wait on top, up to retryMin doubled with each
+// failure: after a failover all connectors of a database come back at once.
 func jitter(failures int) time.Duration {
 	limit := retryMax
 	if failures < 7 {

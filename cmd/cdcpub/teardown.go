@@ -73,7 +73,8 @@ func (a *app) teardown(ctx context.Context, cfg Config) error {
 }
 
 // ours refuses to touch what belongs to another connector: two services with the
-// default names are one typing error apart.
+// default names are one typing error apart. Without a readable saved state it can
+// only see whether the slot is in use.
 func ours(ctx context.Context, store *filestore.Store, conn *wal.Conn) error {
 	found, err := conn.Inspect(ctx)
 	if err != nil {

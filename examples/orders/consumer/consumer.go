@@ -5,8 +5,7 @@
 // event may come again, with the same message ID. Whoever changes a database on
 // its account must remember the ID in the same transaction as the change, and
 // must not apply version 4 of an order before version 3. Here the IDs are kept in
-// memory, which forgets them with the process; package inbox is to do both in the
-// consumer's own transaction.
+// memory, which forgets them with the process.
 package consumer
 
 import (
