@@ -6,7 +6,8 @@ import "time"
 type State string
 
 // The states. A connector goes through the first four in this order;
-// StateWaiting and StateRefused can take the place of any of them.
+// StateWaiting and StateRefused can take the place of any of them, and
+// StateStopping is the last.
 const (
 	StateStarting  State = "starting"  // checking the source against the saved position
 	StateCreating  State = "creating"  // making the publication and the slot
@@ -14,6 +15,7 @@ const (
 	StateStreaming State = "streaming" // publishing what commits
 	StateWaiting   State = "waiting"   // for a server, or for the slot
 	StateRefused   State = "refused"   // for a person: see Refusal
+	StateStopping  State = "stopping"  // asked to: draining confirms
 )
 
 // The names of the stages, in the order in which an event passes them.

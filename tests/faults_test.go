@@ -116,6 +116,13 @@ func TestTeardownSparesAnotherConnector(t *testing.T) {
 	}
 	c.env["CDCPUB_SOURCE_PUBLICATION"] = name
 	c.streamOnce()
+	if _, stderr, code := other.cli("teardown", "--yes"); code != 1 || !strings.Contains(stderr, "--without-state") {
+		t.Errorf("exit %d: %s", code, stderr)
+	}
+	other.must("teardown", "--yes", "--without-state")
+	if n := pgtest.Query[int](t, dsn, "SELECT count(*) FROM pg_replication_slots WHERE slot_name = $1", name); n != 0 {
+		t.Error("the slot is still there")
+	}
 }
 
 // Whoever takes the walsender away during the snapshot takes the lock away.

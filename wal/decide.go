@@ -66,7 +66,7 @@ func decidePosition(cfg Config, saved offsets.Checkpoint, f Findings) (Plan, err
 		plan.Action = ActionCreate
 		return plan, nil
 	case saved.Phase == "":
-		return plan, refuse(Gap, "set source.slot to a name of its own, bring back the state directory, or drop the slot with cdcpub teardown",
+		return plan, refuse(Gap, "set source.slot to a name of its own, bring back the state directory, or drop the slot with cdcpub teardown --without-state",
 			"replication slot %q exists (%s), but nothing is saved here: it may be another connector's", cfg.Slot, f.Slot)
 	case f.Slot.Active:
 		return plan, refuse(SlotBusy, "stop the other one, or set source.slot to a name of this service's own",

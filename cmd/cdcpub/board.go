@@ -22,14 +22,15 @@ type board struct {
 	cfg     Config
 	started time.Time
 
-	mu      sync.Mutex
-	state   monitor.State
-	reason  string
-	refusal *monitor.Refusal
-	relay   *relay.Relay // nil between attempts
-	pub     *publish.Publisher
-	stream  *wal.Stream
-	last    relay.Stats // of the last attempt, while there is no other
+	mu       sync.Mutex
+	stopping bool
+	state    monitor.State
+	reason   string
+	refusal  *monitor.Refusal
+	relay    *relay.Relay // nil between attempts
+	pub      *publish.Publisher
+	stream   *wal.Stream
+	last     relay.Stats // of the last attempt, while there is no other
 	// Of earlier attempts, so that no counter goes down with a new one.
 	before   monitor.Counters
 	confirms *monitor.Histogram // nil before the first
@@ -47,6 +48,13 @@ func (b *board) enter(s monitor.State) {
 	if b.refusal == nil {
 		b.state = s
 	}
+}
+
+// stop shows that the process was asked to end.
+func (b *board) stop() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.stopping = true
 }
 
 // wait shows why an attempt failed.
@@ -157,6 +165,9 @@ func (b *board) status() monitor.Status {
 		s.Ready = s.State == monitor.StateStreaming && s.Publisher.Connected && !s.Publisher.Blocked && !r.Stalled && !usedUp(r)
 	}
 	s.Counters = b.counters(r, p)
+	if b.stopping {
+		s.State, s.Ready, s.Reason = monitor.StateStopping, false, "asked to stop: waiting for the confirms of what is under way"
+	}
 	s.Stages = stages(r)
 	s.Waiting = waiting(r)
 	return s

@@ -174,3 +174,12 @@ func TestStagesComeInTheOrderOfAnEvent(t *testing.T) {
 		})
 	}
 }
+
+func TestBoardSaysThatItStops(t *testing.T) {
+	b := newBoard(NewConfig())
+	b.enter(monitor.StateStarting)
+	b.stop()
+	if s := b.status(); s.State != monitor.StateStopping || s.Ready || s.Reason == "" {
+		t.Errorf("status after the request to stop: %+v", s)
+	}
+}

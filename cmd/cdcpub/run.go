@@ -57,6 +57,7 @@ func (a *app) run(ctx context.Context, cfg Config, exitOnRefusal, createPublicat
 		defer stop()
 	}
 	log.Info("cdcpub starts", "version", version, "slot", cfg.Source.Slot, "publication", cfg.Source.Publication)
+	defer context.AfterFunc(ctx, c.board.stop)()
 	err = supervise(ctx, c, exitOnRefusal)
 	if err == nil {
 		log.Info("cdcpub has stopped")

@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 
 	"github.com/spf13/cobra"
@@ -12,7 +11,7 @@ import (
 )
 
 func (a *app) teardownCommand() *cobra.Command {
-	var yes bool
+	var yes, withoutState bool
 	cmd := &cobra.Command{
 		Use: "teardown", Short: "Drop the slot, the publication and the saved state", Args: noArgs,
 		Long: `Remove what run and init have made: the replication slot, so that PostgreSQL no
@@ -30,14 +29,15 @@ The connector must not be running.`,
 			if err := a.confirm(yes, question); err != nil {
 				return err
 			}
-			return a.teardown(cmd.Context(), cfg)
+			return a.teardown(cmd.Context(), cfg, withoutState)
 		},
 	}
 	cmd.Flags().BoolVar(&yes, "yes", false, "do not ask")
+	cmd.Flags().BoolVar(&withoutState, "without-state", false, "do it although the saved state is lost, damaged or of another server")
 	return cmd
 }
 
-func (a *app) teardown(ctx context.Context, cfg Config) error {
+func (a *app) teardown(ctx context.Context, cfg Config, withoutState bool) error {
 	// The lock first: a running connector would make the slot's state anew.
 	store, err := filestore.Open(cfg.Offsets.Path)
 	if err != nil {
@@ -49,7 +49,7 @@ func (a *app) teardown(ctx context.Context, cfg Config) error {
 		return err
 	}
 	defer conn.Close()
-	if err := ours(ctx, store, conn); err != nil {
+	if err := ours(ctx, store, conn, withoutState); err != nil {
 		_ = store.Close() // nothing was changed
 		return err
 	}
@@ -73,9 +73,8 @@ func (a *app) teardown(ctx context.Context, cfg Config) error {
 }
 
 // ours refuses to touch what belongs to another connector: two services with the
-// default names are one typing error apart. Without a readable saved state it can
-// only see whether the slot is in use.
-func ours(ctx context.Context, store *filestore.Store, conn *wal.Conn) error {
+// default names are one typing error apart.
+func ours(ctx context.Context, store *filestore.Store, conn *wal.Conn, withoutState bool) error {
 	found, err := conn.Inspect(ctx)
 	if err != nil {
 		return err
@@ -83,19 +82,22 @@ func ours(ctx context.Context, store *filestore.Store, conn *wal.Conn) error {
 	if found.Slot != nil && found.Slot.Active {
 		return fmt.Errorf("replication slot %s is in use by PostgreSQL process %d: stop its connector first", found.Source.Slot, found.Slot.ActivePID)
 	}
-	cp, err := store.Acquire(ctx)
-	var corrupt *filestore.CorruptError
-	switch {
-	case errors.As(err, &corrupt):
-		return nil // removing it is what teardown is for
-	case err != nil:
-		return err
-	case cp.Phase == "":
+	if withoutState {
 		return nil
+	}
+	cp, err := store.Acquire(ctx)
+	if err != nil {
+		return err
+	}
+	if cp.Phase == "" {
+		if found.Slot == nil {
+			return nil
+		}
+		return fmt.Errorf("replication slot %s exists, but nothing is saved here that says whose it is: nothing was dropped; add --without-state if it is this connector's", found.Source.Slot)
 	}
 	s, f := cp.Source, found.Source
 	if s.SystemID != f.SystemID || s.Database != f.Database || s.Slot != f.Slot || s.Publication != f.Publication {
-		return fmt.Errorf("the saved state belongs to slot %s, publication %s and database %s of system %s, not to slot %s, publication %s and database %s of system %s: nothing was dropped",
+		return fmt.Errorf("the saved state belongs to slot %s, publication %s and database %s of system %s, not to slot %s, publication %s and database %s of system %s: nothing was dropped; add --without-state to drop them all the same",
 			s.Slot, s.Publication, s.Database, s.SystemID, f.Slot, f.Publication, f.Database, f.SystemID)
 	}
 	return nil

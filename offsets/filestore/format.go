@@ -40,7 +40,7 @@ type CorruptError struct {
 
 func (e *CorruptError) Error() string {
 	return fmt.Sprintf("checkpoint file %s %s; nothing was changed: mount the right directory, "+
-		"or start over with `cdcpub teardown` (every row of the table is published again)", e.Path, e.Reason)
+		"or start over with `cdcpub teardown --without-state` (every row of the table is published again)", e.Path, e.Reason)
 }
 
 // VersionError says that the checkpoint file was written in a format that this

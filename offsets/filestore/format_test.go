@@ -206,7 +206,7 @@ func TestADamagedFileIsRefusedAndKept(t *testing.T) {
 			if !strings.Contains(corrupt.Reason, c.reason) {
 				t.Errorf("reason %q, want %q", corrupt.Reason, c.reason)
 			}
-			for _, part := range []string{corrupt.Path, "nothing was changed", "the right directory", "`cdcpub teardown`"} {
+			for _, part := range []string{corrupt.Path, "nothing was changed", "the right directory", "`cdcpub teardown --without-state`"} {
 				if !strings.Contains(err.Error(), part) {
 					t.Errorf("error %q does not mention %q", err, part)
 				}
