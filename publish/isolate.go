@@ -90,9 +90,7 @@ func (l *lane) awaitTurn(ctx context.Context, s *session) bool {
 		l.hasTurn = true
 		return true
 	case e := <-s.closed:
-		if e != nil {
-			s.cause = e
-		}
+		s.ended(e)
 		return false
 	case <-ctx.Done():
 		return false

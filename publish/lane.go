@@ -208,12 +208,17 @@ func (l *lane) await(ctx context.Context, s *session, ready <-chan struct{}) boo
 	case <-ready:
 		return true
 	case e := <-s.closed:
-		if e != nil {
-			s.cause = e
-		}
+		s.ended(e)
 		return false
 	case <-ctx.Done():
 		return false
+	}
+}
+
+// ended notes why the channel ended; a closed notification says nothing new.
+func (s *session) ended(e *amqp.Error) {
+	if e != nil {
+		s.cause = e
 	}
 }
 
