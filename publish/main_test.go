@@ -15,8 +15,9 @@ import (
 
 func TestMain(m *testing.M) { os.Exit(rabbittest.Main(m)) }
 
-// limit is how long a test waits for what must happen.
-const limit = 20 * time.Second
+// limit is how long a test waits for what must happen. After a restart of the
+// broker that is its boot, the backoff of a link and that of a lane, each some 10 s.
+const limit = time.Minute
 
 // rig is a publisher and what it has reported.
 type rig struct {
