@@ -105,6 +105,8 @@ func TestABlockedConnectionPausesTheLane(t *testing.T) {
 	}}, single)
 	r.publish(message("a"))
 	r.settle()
+	// The broker sees a connection a moment before we listen for its blocking.
+	until(t, "both connections are up", func() bool { return r.p.Stats().Connected == 2 })
 	for _, c := range b.Conns() {
 		c.Block("low on memory")
 	}
@@ -120,7 +122,8 @@ func TestABlockedConnectionPausesTheLane(t *testing.T) {
 		c.Unblock()
 	}
 	r.settle()
-	if s := r.p.Stats(); s.Blocked != 0 || s.Confirmed != 21 {
+	until(t, "the control connection knows, too", func() bool { return r.p.Stats().Blocked == 0 })
+	if s := r.p.Stats(); s.Confirmed != 21 {
 		t.Errorf("stats %+v", s)
 	}
 }
