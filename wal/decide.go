@@ -69,7 +69,7 @@ func decidePosition(cfg Config, saved offsets.Checkpoint, f Findings) (Plan, err
 		return plan, refuse(Gap, "set source.slot to a name of its own, bring back the state directory, or drop the slot with cdcpub teardown --without-state",
 			"replication slot %q exists (%s), but nothing is saved here: it may be another connector's", cfg.Slot, f.Slot)
 	case f.Slot.Active:
-		return plan, refuse(SlotBusy, "stop the other one, or set source.slot to a name of this service's own",
+		return plan, refuse(SlotBusy, busyHint,
 			"replication slot %q is in use by PostgreSQL process %d", cfg.Slot, f.Slot.ActivePID)
 	case f.Slot.WALStatus == "lost" || f.Slot.Conflicting || f.Slot.InvalidationReason != "":
 		return plan, refuse(SlotLost, recoverHint, "replication slot %q is invalidated (%s): events after %s are lost", cfg.Slot,
@@ -101,7 +101,10 @@ func decidePosition(cfg Config, saved offsets.Checkpoint, f Findings) (Plan, err
 	return plan, nil
 }
 
-const recoverHint = "to go on with what is still in the tables: cdcpub teardown, then cdcpub init and cdcpub run (every row is published again)"
+const (
+	recoverHint = "to go on with what is still in the tables: cdcpub teardown, then cdcpub init and cdcpub run (every row is published again)"
+	busyHint    = "stop the other one, or set source.slot to a name of this service's own"
+)
 
 // String says how far the slot is and who reads from it.
 func (s *Slot) String() string {

@@ -125,7 +125,7 @@ func (c *Conn) blocker(ctx context.Context) string {
 func (c *Conn) startError(err error) error {
 	switch sqlState(err) {
 	case "55006": // object_in_use
-		return refuse(SlotBusy, "stop the other one, or set source.slot to a name of this service's own", "start replication: %v", err)
+		return refuse(SlotBusy, busyHint, "start replication: %v", err)
 	case "42704", "55000", "58P01": // no such slot; invalidated; WAL segment removed
 		return refuse(SlotLost, recoverHint, "start replication: %v", err)
 	default:

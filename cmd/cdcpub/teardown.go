@@ -43,14 +43,13 @@ func (a *app) teardown(ctx context.Context, cfg Config, withoutState bool) error
 	if err != nil {
 		return err
 	}
+	defer func() { _ = store.Close() }() // Remove has closed it already
 	conn, err := wal.Connect(ctx, cfg.walConfig())
 	if err != nil {
-		_ = store.Close() // nothing was changed
 		return err
 	}
 	defer conn.Close()
 	if err := ours(ctx, store, conn, withoutState); err != nil {
-		_ = store.Close() // nothing was changed
 		return err
 	}
 	for _, step := range []struct {
@@ -64,7 +63,6 @@ func (a *app) teardown(ctx context.Context, cfg Config, withoutState bool) error
 		{"state in " + cfg.Offsets.Path, store.Remove},
 	} {
 		if err := step.do(); err != nil {
-			_ = store.Close() // the error of the step is the one that counts
 			return err
 		}
 		fmt.Fprintf(a.out, "%s: gone\n", step.what)
