@@ -18,6 +18,7 @@ type Mapping struct {
 	index [roleCount]int // of the role's column in a row; -1: unmapped
 	extra []extra
 	names []string // of the mapped columns, in row order
+	kinds []string // of those that tell kinds of events apart
 
 	payloadType  uint32
 	contentType  string
@@ -38,6 +39,11 @@ func (m *Mapping) describe(cols []Column, owner map[int]string) {
 			m.names = append(m.names, cols[i].Name)
 		}
 	}
+	for _, r := range []role{roleAggregateType, roleType, roleTenant, roleSchemaVersion} {
+		if i := m.index[r]; i >= 0 {
+			m.kinds = append(m.kinds, cols[i].Name)
+		}
+	}
 	m.payloadType = cols[m.index[rolePayload]].Type
 	m.contentType = contentType(m.payloadType)
 	m.identityName = cols[m.index[roleID]].Name
@@ -55,6 +61,10 @@ func (m *Mapping) describe(cols []Column, owner map[int]string) {
 // Names returns the mapped columns in row order: what a SELECT must ask for. A
 // row that holds these and nothing else is read with the mapping of Narrow.
 func (m *Mapping) Names() []string { return slices.Clone(m.names) }
+
+// KindColumns returns the mapped columns that have few values and that exchanges
+// are usually made of: aggregate type, event type, tenant and schema version.
+func (m *Mapping) KindColumns() []string { return slices.Clone(m.kinds) }
 
 // TextSettings are the session parameters on which the text of a value depends.
 // Both sources set them: a row must make the same event whether it comes from the

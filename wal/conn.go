@@ -53,12 +53,13 @@ var slotName = regexp.MustCompile(`^[a-z0-9_]{1,63}$`)
 // who cannot wait until the server complains at the slot's creation.
 func ValidSlotName(s string) bool { return slotName.MatchString(s) }
 
-// Conn is a replication connection that does not stream yet. It is not safe for
-// concurrent use.
+// Conn is a connection that does not stream yet. It is not safe for concurrent
+// use.
 type Conn struct {
-	cfg    Config
-	pg     *pgconn.PgConn
-	params *pgconn.Config
+	cfg       Config
+	pg        *pgconn.PgConn
+	params    *pgconn.Config
+	walsender bool // a replication connection
 	// skippedPublication is set when PostgreSQL 18 reports "skipped loading
 	// publication", a mere warning after which rows pass silently unpublished.
 	skippedPublication *atomic.Bool
@@ -81,6 +82,20 @@ func sessionParams() map[string]string {
 
 // Connect opens a replication connection. Errors never contain the password.
 func Connect(ctx context.Context, cfg Config) (*Conn, error) {
+	return open(ctx, cfg, sessionParams())
+}
+
+// ConnectSQL opens an ordinary connection, for those who look and set up: it
+// takes neither the REPLICATION attribute nor a walsender. CreateSlot, DropSlot
+// and Start fail on it.
+func ConnectSQL(ctx context.Context, cfg Config) (*Conn, error) {
+	params := sessionParams()
+	delete(params, "replication")
+	delete(params, "wal_sender_timeout")
+	return open(ctx, cfg, params)
+}
+
+func open(ctx context.Context, cfg Config, params map[string]string) (*Conn, error) {
 	if !ValidSlotName(cfg.Slot) {
 		return nil, fmt.Errorf("connect to PostgreSQL: slot name %q: want 1 to 63 of a-z, 0-9 and _", cfg.Slot)
 	}
@@ -89,12 +104,13 @@ func Connect(ctx context.Context, cfg Config) (*Conn, error) {
 		return nil, fmt.Errorf("connect to PostgreSQL: %w", err)
 	}
 	maps.Copy(pc.RuntimeParams, outbox.TextSettings())
-	maps.Copy(pc.RuntimeParams, sessionParams())
+	maps.Copy(pc.RuntimeParams, params)
 	if pc.ConnectTimeout == 0 {
 		pc.ConnectTimeout = connectTimeout
 	}
 	pc.DialFunc = tcp.NewDialer().DialContext
-	c := &Conn{cfg: cfg, params: pc, skippedPublication: &atomic.Bool{}}
+	_, walsender := params["replication"]
+	c := &Conn{cfg: cfg, params: pc, walsender: walsender, skippedPublication: &atomic.Bool{}}
 	pc.OnNotice = func(_ *pgconn.PgConn, n *pgconn.Notice) {
 		// PostgreSQL 18 src/backend/replication/pgoutput/pgoutput.c,
 		// LoadPublications. The code, because the text is translated.

@@ -6,7 +6,6 @@ import (
 	"strings"
 
 	"github.com/cdcpub/cdcpub/offsets"
-	"github.com/cdcpub/cdcpub/outbox"
 )
 
 // Action is what a start does next.
@@ -38,23 +37,30 @@ func Decide(cfg Config, saved offsets.Checkpoint, f Findings) (Plan, error) {
 		// meant then, the configuration of today counts.
 		saved = offsets.Checkpoint{}
 	}
-	if r := checkServer(f); r != nil {
+	if r := first(f.server()); r != nil {
 		return Plan{}, r
 	}
 	if r := checkIdentity(saved, f); r != nil {
 		return Plan{}, r
 	}
-	// Before the publication: that it is missing too must not hide the loss.
-	if f.Slot == nil && saved.Phase != "" {
-		return Plan{}, refuse(SlotLost, recoverHint, "replication slot %q does not exist, but position %s is saved: events after it are lost", cfg.Slot, saved.Pos)
-	}
-	if r := checkPublication(cfg, saved, f); r != nil {
-		return Plan{}, r
-	}
-	if f.Slot != nil {
-		if r := checkSlot(cfg, f); r != nil {
+	switch {
+	case f.Slot == nil && saved.Phase != "":
+		// Before the publication: that it is missing too must not hide the loss.
+		return Plan{}, startOver(SlotLost, "replication slot %q does not exist, but position %s is saved: events after it are lost", cfg.Slot, saved.Pos)
+	case f.Slot != nil && saved.Phase == "":
+		// Before the publication: a service that comes second with the same names
+		// must not be told to change the first one's.
+		return Plan{}, foreignSlot(cfg, f)
+	case saved.Phase != "":
+		if r := checkBehindSlot(cfg, f); r != nil {
 			return Plan{}, r
 		}
+	}
+	if r := first(f.role(), f.slotsLeft(cfg), f.tables(cfg), f.publication(cfg), f.slotKind(cfg)); r != nil {
+		return Plan{}, r
+	}
+	if r := checkOIDs(cfg, saved, f); r != nil {
+		return Plan{}, r
 	}
 	return decidePosition(cfg, saved, f)
 }
@@ -65,17 +71,14 @@ func decidePosition(cfg Config, saved offsets.Checkpoint, f Findings) (Plan, err
 	case f.Slot == nil:
 		plan.Action = ActionCreate
 		return plan, nil
-	case saved.Phase == "":
-		return plan, refuse(Gap, "set source.slot to a name of its own, bring back the state directory, or drop the slot with cdcpub teardown --without-state",
-			"replication slot %q exists (%s), but nothing is saved here: it may be another connector's", cfg.Slot, f.Slot)
 	case f.Slot.Active:
 		return plan, refuse(SlotBusy, busyHint,
 			"replication slot %q is in use by PostgreSQL process %d", cfg.Slot, f.Slot.ActivePID)
 	case f.Slot.WALStatus == "lost" || f.Slot.Conflicting || f.Slot.InvalidationReason != "":
-		return plan, refuse(SlotLost, recoverHint, "replication slot %q is invalidated (%s): events after %s are lost", cfg.Slot,
+		return plan, startOver(SlotLost, "replication slot %q is invalidated (%s): events after %s are lost", cfg.Slot,
 			strings.TrimSpace(f.Slot.WALStatus+" "+f.Slot.InvalidationReason), saved.Pos)
 	case f.Slot.ConfirmedFlush == nil:
-		return plan, refuse(SlotLost, recoverHint, "replication slot %q has no confirmed position", cfg.Slot)
+		return plan, startOver(SlotLost, "replication slot %q has no confirmed position", cfg.Slot)
 	case saved.Phase == offsets.PhaseCreating:
 		// The process died between creating the slot and saving its position.
 		// Nothing was acknowledged yet, so the slot's own position is the beginning.
@@ -106,6 +109,13 @@ const (
 	busyHint    = "stop the other one, or set source.slot to a name of this service's own"
 )
 
+// startOver refuses where nothing but a new beginning helps.
+func startOver(cause Cause, format string, args ...any) *Refusal {
+	r := refuse(cause, recoverHint, format, args...)
+	r.Remedy = &Remedy{Commands: []string{"cdcpub teardown", "cdcpub init"}, Then: "cdcpub run publishes every row that is still in the tables again"}
+	return r
+}
+
 // String says how far the slot is and who reads from it.
 func (s *Slot) String() string {
 	text := "confirmed up to no position"
@@ -116,26 +126,6 @@ func (s *Slot) String() string {
 		text += fmt.Sprintf(", in use by PostgreSQL process %d", s.ActivePID)
 	}
 	return text
-}
-
-func checkServer(f Findings) *Refusal {
-	switch {
-	case f.WALLevel != "logical":
-		return refuse(Setup, "run: ALTER SYSTEM SET wal_level = logical; then restart PostgreSQL", "wal_level is %q, logical decoding needs \"logical\"", f.WALLevel)
-	case f.InRecovery:
-		return refuse(Setup, "point source.dsn at the primary (several hosts with target_session_attrs=read-write find it)", "the server is a standby")
-	case isSyncStandby(f.SyncStandbys, f.ApplicationName):
-		return refuse(Setup, "name the real standbys in synchronous_standby_names",
-			"synchronous_standby_names = '%s' makes this connector a synchronous standby: a dead broker would freeze the application's commits", f.SyncStandbys)
-	}
-	return nil
-}
-
-// isSyncStandby reports whether a walsender of that application name counts as
-// a synchronous standby. "*" matches every name.
-func isSyncStandby(names, application string) bool {
-	tokens := strings.FieldsFunc(names, func(r rune) bool { return strings.ContainsRune(` ,()"`, r) })
-	return slices.ContainsFunc(tokens, func(t string) bool { return t == "*" || strings.EqualFold(t, application) })
 }
 
 func checkIdentity(saved offsets.Checkpoint, f Findings) *Refusal {
@@ -158,43 +148,17 @@ func checkIdentity(saved offsets.Checkpoint, f Findings) *Refusal {
 	return nil
 }
 
-func checkPublication(cfg Config, saved offsets.Checkpoint, f Findings) *Refusal {
-	for i, t := range f.Tables {
-		if t.OID == 0 && saved.Phase != "" {
+// checkBehindSlot finds what was dropped although a slot still waits.
+func checkBehindSlot(cfg Config, f Findings) *Refusal {
+	for _, t := range f.Tables {
+		if t.OID == 0 {
 			return refuse(Gap, "give it its name back; if it is gone: "+recoverHint, "table %s of the saved position was renamed or dropped", t.Name)
 		}
-		if t.OID == 0 {
-			return refuse(Setup, "run: cdcpub init --create-table", "table %s does not exist", t.Name)
-		}
-		if t.Persistence != "p" {
-			return refuse(Setup, "make it an ordinary table", "table %s is unlogged or temporary and leaves no trace in the log", t.Name)
-		}
-		if _, err := outbox.Bind(t.Name, t.Columns, cfg.Tables[i].Columns); err != nil {
-			return refuse(Setup, "", "%v", err)
-		}
 	}
-	p := f.Publication
-	switch {
-	case p == nil && saved.Phase != "" && f.Slot != nil:
-		return refuse(Gap, recoverHint, "publication %q was dropped behind replication slot %q: rows may have passed unseen", cfg.Publication, cfg.Slot)
-	case p == nil:
-		return refuse(Setup, "run: cdcpub init", "publication %q does not exist", cfg.Publication)
-	case !p.Insert:
-		return refuse(Setup, "run: ALTER PUBLICATION "+outbox.QuoteIdentifier(cfg.Publication)+" SET (publish = 'insert')", "publication %q does not publish inserts", cfg.Publication)
+	if f.Publication == nil {
+		return startOver(Gap, "publication %q was dropped behind replication slot %q: rows may have passed unseen", cfg.Publication, cfg.Slot)
 	}
-	for _, t := range f.Tables {
-		switch {
-		case !t.Published && t.Kind == "p" && !p.ViaRoot:
-			return refuse(Setup, "run: ALTER PUBLICATION "+outbox.QuoteIdentifier(cfg.Publication)+" SET (publish_via_partition_root = true)",
-				"publication %q publishes the partitions of %s under their own names", cfg.Publication, t.Name)
-		case !t.Published:
-			return refuse(Setup, "set source.publication and source.slot to names of this service's own, or add the table to the publication before its slot exists",
-				"publication %q serves %s, not %s", cfg.Publication, strings.Join(p.Tables, ", "), t.Name)
-		case t.RowFilter, t.ColumnList:
-			return refuse(Setup, "publish the table without them", "publication %q has a row filter or a column list on %s, which is not supported yet", cfg.Publication, t.Name)
-		}
-	}
-	return checkOIDs(cfg, saved, f)
+	return nil
 }
 
 // checkOIDs notices a publication or table that was dropped and made again
@@ -204,30 +168,12 @@ func checkOIDs(cfg Config, saved offsets.Checkpoint, f Findings) *Refusal {
 		return nil
 	}
 	if saved.Source.PublicationOID != f.Source.PublicationOID {
-		return refuse(Gap, recoverHint, "publication %q was made anew (OID %d, saved %d): rows may have passed unseen",
+		return startOver(Gap, "publication %q was made anew (OID %d, saved %d): rows may have passed unseen",
 			cfg.Publication, f.Source.PublicationOID, saved.Source.PublicationOID)
 	}
 	if slices.Equal(saved.Source.Tables, f.Source.Tables) {
 		return nil
 	}
-	return refuse(Gap, recoverHint, "the tables are not those of the saved position (saved %v, found %v): rows may have passed unseen",
+	return startOver(Gap, "the tables are not those of the saved position (saved %v, found %v): rows may have passed unseen",
 		saved.Source.Tables, f.Source.Tables)
-}
-
-func checkSlot(cfg Config, f Findings) *Refusal {
-	s := f.Slot
-	hint := "set source.slot to a name that is not taken"
-	switch {
-	case s.Type != "logical":
-		return refuse(Setup, hint, "replication slot %q is a %s slot", cfg.Slot, s.Type)
-	case s.Plugin != "pgoutput":
-		return refuse(Setup, hint, "replication slot %q belongs to plugin %q, not pgoutput", cfg.Slot, s.Plugin)
-	case s.Database != f.Source.Database:
-		return refuse(Setup, hint, "replication slot %q belongs to database %q, not %q", cfg.Slot, s.Database, f.Source.Database)
-	case s.Temporary:
-		return refuse(Setup, hint, "replication slot %q is temporary", cfg.Slot)
-	case s.TwoPhase:
-		return refuse(Setup, hint, "replication slot %q decodes prepared transactions (two_phase)", cfg.Slot)
-	}
-	return nil
 }

@@ -34,10 +34,11 @@ func healthy() *situation {
 		saved: offsets.Checkpoint{Source: saved, Epoch: 3, Phase: offsets.PhaseStreaming, Pos: offsets.Position{LSN: 0x200}},
 		found: Findings{
 			Source: source, WALEnd: 0x300, WALLevel: "logical", ApplicationName: "cdcpub",
+			Role: Role{Name: "cdcpub", Replication: true}, Admin: "postgres", Slots: Limit{1, 10}, Senders: Limit{1, 10}, Standbys: []string{},
 			Slot:        &Slot{Plugin: "pgoutput", Type: "logical", Database: "shop", ConfirmedFlush: lsn(0x100), WALStatus: "reserved"},
-			Publication: &Publication{OID: 500, Insert: true, ViaRoot: true, Tables: []string{"public.outbox"}},
+			Publication: &Publication{OID: 500, Owner: "shop", Insert: true, ViaRoot: true, Tables: []string{"public.outbox"}},
 			Tables: []TableState{{
-				Name: "public.outbox", OID: 600, Kind: "r", Persistence: "p", RelOID: 700, Published: true,
+				Name: "public.outbox", OID: 600, Owner: "shop", Kind: "r", Persistence: "p", RelOID: 700, Published: true,
 				Columns: []outbox.Column{{Name: "id", Type: 2950}, {Name: "aggregatetype", Type: 1043}, {Name: "aggregateid", Type: 1043},
 					{Name: "type", Type: 1043}, {Name: "payload", Type: 3802}},
 			}},
@@ -208,6 +209,17 @@ func TestDecideRefusesASlotOfAnotherKind(t *testing.T) {
 				s.saved, s.found.Slot.Active, s.found.Slot.ActivePID = offsets.Checkpoint{}, true, 4711
 			}, Gap, []string{"4711", "source.slot"},
 		},
+		"a second service with the default names is told whom the slot serves": {
+			func(s *situation) {
+				s.saved, s.found.Slot.Active, s.found.Slot.ActivePID = offsets.Checkpoint{}, true, 4711
+				s.found.Publication.Tables = []string{"public.orders_outbox"}
+			}, Gap, []string{"serves public.orders_outbox", "4711", "CDCPUB_SOURCE_SLOT=cdcpub_shop_outbox", "source.slot"},
+		},
+		"a second service in another database is told so before anything is said of its own": {
+			func(s *situation) {
+				s.saved, s.found.Slot.Database, s.found.Publication = offsets.Checkpoint{}, "other", nil
+			}, Setup, []string{`database "other"`, "source.slot"},
+		},
 	})
 }
 
@@ -253,6 +265,19 @@ func TestDecideRefusesAServerThatIsNotSetUp(t *testing.T) {
 		"our name is among the synchronous standbys": {
 			func(s *situation) { s.found.SyncStandbys = "FIRST 1 (cdcpub, x)" }, Setup, []string{"freeze"},
 		},
+		"the role may not replicate": {
+			func(s *situation) { s.found.Role.Replication = false }, Setup, []string{`as role postgres run: ALTER ROLE "cdcpub" REPLICATION`},
+		},
+		"no slot is left for the first start": {
+			func(s *situation) { s.saved, s.found.Slot, s.found.Slots = offsets.Checkpoint{}, nil, Limit{10, 10} }, Setup,
+			[]string{"all 10", "max_replication_slots = 14", "restart"},
+		},
+		"a provider has its own way to wal_level": {
+			func(s *situation) { s.found.WALLevel, s.found.Provider, s.found.Admin = "replica", AmazonRDS, "" }, Setup, []string{"rds.logical_replication"},
+		},
+		"a provider has its own way to the right to replicate": {
+			func(s *situation) { s.found.Role.Replication, s.found.Provider, s.found.Admin = false, AmazonRDS, "" }, Setup, []string{"GRANT rds_replication"},
+		},
 		"our name is among them in quotes and capitals": {
 			func(s *situation) { s.found.SyncStandbys = `ANY 1 (s1,"CdcPub")` }, Setup, []string{"freeze"},
 		},
@@ -267,8 +292,8 @@ func TestDecideRefusesAPublicationThatWouldMissRows(t *testing.T) {
 		"the publication is missing and nothing exists yet": {
 			func(s *situation) { s.saved, s.found.Slot, s.found.Publication = offsets.Checkpoint{}, nil, nil }, Setup, []string{"cdcpub init"},
 		},
-		"the publication is missing before a foreign slot": {
-			func(s *situation) { s.saved, s.found.Publication = offsets.Checkpoint{}, nil }, Setup, []string{"does not exist"},
+		"the publication is missing and a slot that is not ours exists": {
+			func(s *situation) { s.saved, s.found.Publication = offsets.Checkpoint{}, nil }, Gap, []string{"nothing is saved here"},
 		},
 		"the publication was dropped after the slot": {
 			func(s *situation) { s.found.Slot, s.found.Publication = nil, nil }, SlotLost, []string{"does not exist", "lost"},
@@ -278,8 +303,14 @@ func TestDecideRefusesAPublicationThatWouldMissRows(t *testing.T) {
 		},
 		"the publication serves another table": {
 			func(s *situation) {
-				s.found.Publication.Tables, s.found.Tables[0].Published = []string{"public.orders_outbox"}, false
+				s.found.Publication.Tables, s.found.Tables[0].Published, s.found.Tables[0].RelOID = []string{"public.orders_outbox"}, false, 0
 			}, Setup, []string{"public.orders_outbox", "public.outbox"},
+		},
+		"the publication serves another table and no slot streams it": {
+			func(s *situation) {
+				s.saved, s.found.Slot = offsets.Checkpoint{}, nil
+				s.found.Publication.Tables, s.found.Tables[0].Published, s.found.Tables[0].RelOID = []string{"public.orders_outbox"}, false, 0
+			}, Setup, []string{"public.orders_outbox", `ALTER PUBLICATION "cdcpub" ADD TABLE "public"."outbox"`, "as role shop"},
 		},
 		"the publication has the partitions but not their root": {
 			func(s *situation) {
@@ -295,9 +326,54 @@ func TestDecideRefusesAPublicationThatWouldMissRows(t *testing.T) {
 		"the table of the saved position is gone": {func(s *situation) {
 			s.found.Tables[0] = TableState{Name: "public.outbox"}
 		}, Gap, []string{"renamed or dropped", "its name back"}},
+		"the table is a view":   {func(s *situation) { s.found.Tables[0].Kind = "v" }, Setup, []string{"not a table"}},
 		"the table is unlogged": {func(s *situation) { s.found.Tables[0].Persistence = "u" }, Setup, []string{"unlogged"}},
 		"a required column is missing": {
 			func(s *situation) { s.found.Tables[0].Columns = s.found.Tables[0].Columns[:4] }, Setup, []string{"payload", "aggregateid"},
 		},
 	})
+}
+
+func TestWithoutStandbyKeepsTheRealOnes(t *testing.T) {
+	for name, tc := range map[string]struct {
+		names     string
+		connected []string
+		want      string
+		ok        bool
+	}{
+		"alone":                          {"cdcpub", []string{}, "", true},
+		"beside another":                 {"FIRST 1 (cdcpub, s1)", []string{}, "FIRST 1 (s1)", true},
+		"in quotes":                      {`ANY 1 (s1,"CdcPub")`, nil, "ANY 1 (s1)", true},
+		"old form with a number":         {"2 (cdcpub, s1, s2)", nil, "2 (s1, s2)", true},
+		"more wanted than are left":      {"ANY 2 (cdcpub, s1)", nil, "ANY 1 (s1)", true},
+		"a plain list":                   {"s1, cdcpub, s2", nil, "s1, s2", true},
+		"every standby, two connected":   {"*", []string{"s1", "S-2"}, `"s1", "S-2"`, true},
+		"every standby, none connected":  {"FIRST 1 (*)", []string{}, "", true},
+		"every standby, we may not look": {"*", nil, "", false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			got, ok := withoutStandby(tc.names, "cdcpub", tc.connected)
+			if got != tc.want || ok != tc.ok {
+				t.Errorf("withoutStandby(%q) = %q, %t; want %q, %t", tc.names, got, ok, tc.want, tc.ok)
+			}
+		})
+	}
+}
+
+// One round of mending must be enough, so nothing may hide behind something else.
+func TestProblemsListsAllOfThem(t *testing.T) {
+	s := healthy()
+	s.found.WALLevel, s.found.SyncStandbys, s.found.Role.Replication = "minimal", "*", false
+	s.found.Tables[0].Persistence, s.found.Publication.Insert, s.found.Slot.TwoPhase = "u", false, true
+	var about []string
+	for _, r := range s.found.Problems(s.cfg) {
+		about = append(about, r.About)
+		if r.Cause != Setup || r.Hint == "" {
+			t.Errorf("refusal %+v: want a set-up with a hint", r)
+		}
+	}
+	want := []string{AboutWALLevel, AboutSynchronous, AboutRole, "table public.outbox", "publication cdcpub", "slot cdcpub"}
+	if d := cmp.Diff(want, about); d != "" {
+		t.Errorf("problems (-want +got):\n%s", d)
+	}
 }

@@ -97,11 +97,11 @@ func TestInspectFindsSlotPublicationAndTable(t *testing.T) {
 	}
 	oid := func(sql string) uint32 { return pgtest.Query[uint32](t, dsn, sql) }
 	pub, rel := oid("SELECT oid FROM pg_publication"), oid("SELECT oid FROM pg_publication_rel")
-	if d := cmp.Diff(&Publication{OID: pub, Insert: true, ViaRoot: true, Tables: []string{"public.outbox"}}, f.Publication); d != "" {
+	if d := cmp.Diff(&Publication{OID: pub, Owner: "postgres", Insert: true, ViaRoot: true, Tables: []string{"public.outbox"}}, f.Publication); d != "" {
 		t.Errorf("publication (-want +got):\n%s", d)
 	}
 	table := TableState{
-		Name: "public.outbox", OID: oid("SELECT 'outbox'::regclass::oid"), Kind: "r", Persistence: "p", RelOID: rel, Published: true, Selectable: true,
+		Name: "public.outbox", OID: oid("SELECT 'outbox'::regclass::oid"), Owner: "postgres", Rows: f.Tables[0].Rows, Kind: "r", Persistence: "p", RelOID: rel, Published: true, Selectable: true,
 		Columns: []outbox.Column{{Name: "id", Type: 20}, {Name: "aggregatetype", Type: 25}, {Name: "aggregateid", Type: 25},
 			{Name: "type", Type: 25}, {Name: "payload", Type: 25}},
 	}

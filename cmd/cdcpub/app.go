@@ -57,7 +57,7 @@ Configuration comes from cdcpub.yml and from CDCPUB_* environment variables.`,
 	cmd.SetErr(a.err)
 	cmd.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
 	cmd.PersistentFlags().StringVarP(&a.configFile, "config", "c", "", "configuration `FILE` (default: ./"+defaultConfigFile+" if there is one)")
-	cmd.AddCommand(a.runCommand(), a.initCommand(), a.statusCommand(), a.teardownCommand(), a.versionCommand())
+	cmd.AddCommand(a.runCommand(), a.initCommand(), a.checkCommand(), a.statusCommand(), a.offsetCommand(), a.teardownCommand(), a.versionCommand())
 	return cmd
 }
 

@@ -3,8 +3,6 @@ package main
 import (
 	"context"
 	"errors"
-	"fmt"
-	"slices"
 	"sync"
 	"time"
 
@@ -13,7 +11,6 @@ import (
 	"github.com/cdcpub/cdcpub/monitor"
 	"github.com/cdcpub/cdcpub/offsets"
 	"github.com/cdcpub/cdcpub/offsets/filestore"
-	"github.com/cdcpub/cdcpub/outbox"
 	"github.com/cdcpub/cdcpub/publish"
 	"github.com/cdcpub/cdcpub/relay"
 	"github.com/cdcpub/cdcpub/router"
@@ -151,16 +148,14 @@ func (c *connector) open(ctx context.Context, store *filestore.Store, cp offsets
 	if err != nil {
 		return cp, err
 	}
-	if err := c.checkMessageIDs(found); err != nil {
-		return cp, err
+	if rs := c.cfg.messageIDProblems(found); len(rs) > 0 {
+		return cp, rs[0]
 	}
 	first := plan.Action == wal.ActionCreate
 	old := first || plan.Action == wal.ActionSnapshot
-	if old && c.cfg.Snapshot.Mode == "initial" {
-		// Before the slot exists: one that waits for a grant keeps WAL.
-		if err := c.checkReadable(found); err != nil {
-			return cp, err
-		}
+	// Before the slot exists: one that waits for a grant keeps WAL.
+	if rs := c.cfg.oldRowProblems(found); old && len(rs) > 0 {
+		return cp, rs[0]
 	}
 	cp.Source = plan.Source
 	exported := ""
@@ -233,50 +228,6 @@ func (c *connector) create(ctx context.Context, store *filestore.Store, conn *wa
 	}
 	cp.Pos = offsets.Position{LSN: slot.ConsistentPoint}
 	return cp, slot.Snapshot, nil
-}
-
-// checkReadable refuses tables whose old rows cannot be read, or not all, or not
-// in the configured order.
-func (c *connector) checkReadable(f wal.Findings) error {
-	for _, t := range f.Tables {
-		for _, name := range c.cfg.Snapshot.OrderBy {
-			if !slices.ContainsFunc(t.Columns, func(c outbox.Column) bool { return c.Name == name }) {
-				return &wal.Refusal{Cause: wal.Setup, Text: fmt.Sprintf("table %s has no column %q to order old rows by", t.Name, name),
-					Hint: "correct snapshot.order_by"}
-			}
-		}
-		switch {
-		case !t.Selectable:
-			return &wal.Refusal{Cause: wal.Setup, Text: "the role may not read the old rows of table " + t.Name,
-				Hint: fmt.Sprintf("let its owner run: GRANT USAGE ON SCHEMA ... and GRANT SELECT ON %s; or set snapshot.mode: never", t.Name)}
-		case t.RowSecurity:
-			return &wal.Refusal{Cause: wal.Setup, Text: "row-level security would hide rows of table " + t.Name + " from the role",
-				Hint: "use a role with BYPASSRLS, or set snapshot.mode: never"}
-		}
-	}
-	return nil
-}
-
-// checkMessageIDs refuses several tables whose event IDs can be equal: a
-// consumer that deduplicates would drop the second.
-func (c *connector) checkMessageIDs(f wal.Findings) error {
-	const uuidOID = 2950
-	if len(f.Tables) < 2 || c.cfg.Router.MessageID != router.DefaultMessageID {
-		return nil
-	}
-	for i, t := range f.Tables {
-		name := c.cfg.Source.Tables[i].Columns.ID
-		if name == "" {
-			name = "id"
-		}
-		for _, col := range t.Columns {
-			if col.Name == name && col.Type != uuidOID {
-				return &wal.Refusal{Cause: wal.Setup, Text: fmt.Sprintf("events of several tables may have equal IDs: column %s of %s is not a uuid", name, t.Name),
-					Hint: `set router.message_id: "{table}:{id}"`}
-			}
-		}
-	}
-	return nil
 }
 
 // forgetTransaction saves the position without its progress inside a

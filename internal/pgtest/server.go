@@ -24,7 +24,9 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -72,6 +74,18 @@ type Option func(*Server)
 // choice and the server's default.
 func Setting(name, value string) Option {
 	return func(s *Server) { s.settings = append(s.settings, "-c", name+"="+value) }
+}
+
+// Default leaves a parameter to the configuration files, as ALTER SYSTEM needs it:
+// what pgtest sets on the command line wins over them.
+func Default(name string) Option {
+	return func(s *Server) {
+		for i := 1; i < len(s.settings); i++ {
+			if strings.HasPrefix(s.settings[i], name+"=") {
+				s.settings = slices.Delete(s.settings, i-1, i+1)
+			}
+		}
+	}
 }
 
 // defaultSettings makes a small, quick server that can do logical replication.

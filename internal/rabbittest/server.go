@@ -175,7 +175,7 @@ func (p ports) free() bool {
 func (s *Server) writeFiles() error {
 	config := []string{
 		fmt.Sprintf("listeners.tcp.1 = 127.0.0.1:%d", s.ports.amqp),
-		"default_user = cdcpub",
+		"default_user = test",
 		"default_pass = " + s.password,
 	}
 	for key, value := range s.config {
@@ -317,9 +317,9 @@ func (s *Server) probe(context.Context) error {
 	return conn.Close()
 }
 
-// URL is where and as whom clients connect: amqp://user:password@127.0.0.1:port/.
+// URL is where and as whom clients connect: amqp://test:password@127.0.0.1:port/.
 func (s *Server) URL() string {
-	u := url.URL{Scheme: "amqp", User: url.UserPassword("cdcpub", s.password), Host: s.Addr(), Path: "/"}
+	u := url.URL{Scheme: "amqp", User: url.UserPassword("test", s.password), Host: s.Addr(), Path: "/"}
 	return u.String()
 }
 
@@ -368,6 +368,21 @@ func (s *Server) Ctl(args ...string) (string, error) {
 		return string(out), fmt.Errorf("rabbitmqctl %s: %w\n%s", strings.Join(args, " "), err, out)
 	}
 	return string(out), nil
+}
+
+// CtlScript writes a shell script to path that runs rabbitmqctl against the node,
+// for those who call it by name.
+func (s *Server) CtlScript(path string) error {
+	quote := func(w string) string { return "'" + strings.ReplaceAll(w, "'", `'\''`) + "'" }
+	words := []string{"exec", "env", "-i"}
+	for _, e := range s.environ() {
+		words = append(words, quote(e))
+	}
+	words = append(words, quote(filepath.Join(s.bin, "rabbitmqctl")), `"$@"`)
+	if err := os.WriteFile(path, []byte("#!/bin/sh\ncd "+quote(s.dir)+"\n"+strings.Join(words, " ")+"\n"), 0o700); err != nil {
+		return fmt.Errorf("write rabbitmqctl script: %w", err)
+	}
+	return nil
 }
 
 // Close ends the node and its epmd and removes their files.

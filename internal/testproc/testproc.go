@@ -74,6 +74,10 @@ func (p *Process) Running() bool {
 	}
 }
 
+// ExitCode is the process's, once it is not running any more; -1 if a signal
+// ended it.
+func (p *Process) ExitCode() int { return p.cmd.ProcessState.ExitCode() }
+
 // Signal sends sig; a process that has ended already is no error.
 func (p *Process) Signal(sig os.Signal) error {
 	if err := p.cmd.Process.Signal(sig); err != nil && !errors.Is(err, os.ErrProcessDone) {
