@@ -76,7 +76,12 @@ func parseTarget(raw string, base *tls.Config) (target, error) {
 func (t target) addr() string { return net.JoinHostPort(t.uri.Host, strconv.Itoa(t.uri.Port)) }
 
 // String names the broker without user and password.
-func (t target) String() string { return t.uri.Scheme + "://" + t.addr() }
+func (t target) String() string {
+	if t.uri.Scheme == "" {
+		return "none" // no URL could be read
+	}
+	return t.uri.Scheme + "://" + t.addr()
+}
 
 // config returns a new amqp.Config. The library changes the one it gets: it
 // adds to Properties and, in some versions, wiped the credentials (amqp091-go

@@ -48,9 +48,9 @@ func sleep(ctx context.Context, d time.Duration) bool {
 
 // link keeps one connection to a broker alive.
 type link struct {
-	name    string // of the connection, as the broker shows it
-	targets []target
-	next    int // index of the target to dial next
+	name    string                   // of the connection, as the broker shows it
+	targets func() ([]target, error) // as they are now; never empty
+	next    int                      // index of the target to dial next
 	dial    func(ctx context.Context, network, addr string) (net.Conn, error)
 	log     hclog.Logger
 	counts  *counts
@@ -65,9 +65,9 @@ type link struct {
 	changed chan struct{} // closed and replaced when current changes
 }
 
-func (p *Publisher) newLink(name string, targets []target, first int) *link {
+func (p *Publisher) newLink(name string, targets func() ([]target, error), first int) *link {
 	return &link{
-		name: name, targets: targets, next: first % len(targets),
+		name: name, targets: targets, next: first,
 		dial: p.cfg.dial, log: p.log.With("connection", name), counts: &p.counts,
 		turn: make(chan struct{}, 1), changed: make(chan struct{}),
 	}
@@ -78,9 +78,7 @@ func (k *link) run(ctx context.Context) {
 	var dials, losses backoff
 	var complained string // the last reason logged as a warning
 	for ctx.Err() == nil {
-		at := k.targets[k.next]
-		k.next = (k.next + 1) % len(k.targets)
-		c, err := k.connect(ctx, at)
+		at, c, err := k.connectNext(ctx)
 		wait := &dials
 		if err == nil {
 			k.log.Info("connected to broker", "broker", at.String())
@@ -112,6 +110,19 @@ func (k *link) run(ctx context.Context) {
 			return
 		}
 	}
+}
+
+// connectNext tries the target whose turn it is. That has no name where there is
+// none, since the URLs cannot be read.
+func (k *link) connectNext(ctx context.Context) (at target, c *conn, err error) {
+	targets, err := k.targets()
+	if err != nil {
+		return at, nil, err
+	}
+	at = targets[k.next%len(targets)]
+	k.next++
+	c, err = k.connect(ctx, at)
+	return at, c, err
 }
 
 // serve makes c available until it is lost, and returns the reason.

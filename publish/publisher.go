@@ -38,6 +38,9 @@ type Config struct {
 	// URLs of the brokers of one cluster, amqp or amqps. They are tried in an
 	// order that is random per Publisher, so that many connectors spread.
 	URLs []string
+	// Renew, if set, is asked for the URLs instead, before every connection: a
+	// password may have been changed meanwhile. Its errors must hold no secret.
+	Renew func() ([]string, error)
 	// Lanes is the number of channels. Changing it moves aggregates between
 	// lanes, which is safe only while nothing is unsettled: at a restart.
 	Lanes       int
@@ -116,7 +119,7 @@ func (c Config) check() error {
 		return fmt.Errorf("window is %d: want at least 1", c.Window)
 	case len(c.Name) > maxShortString:
 		return fmt.Errorf("connection name is %d bytes: want at most %d", len(c.Name), maxShortString)
-	case len(c.URLs) == 0:
+	case len(c.URLs) == 0 && c.Renew == nil:
 		return errors.New("no broker URL")
 	}
 	return nil
@@ -148,16 +151,37 @@ func (c Config) Validate() error {
 	return err
 }
 
+// targets reads the URLs as they are now.
 func (c Config) targets() ([]target, error) {
-	targets := make([]target, len(c.URLs))
-	for i, u := range c.URLs {
+	urls := c.URLs
+	if c.Renew != nil {
+		var err error
+		if urls, err = c.Renew(); err != nil {
+			return nil, fmt.Errorf("read broker URLs: %w", err)
+		}
+		if len(urls) == 0 {
+			return nil, errors.New("read broker URLs: there is none")
+		}
+	}
+	targets := make([]target, len(urls))
+	for i, u := range urls {
 		t, err := parseTarget(u, c.TLS)
 		if err != nil {
-			return nil, fmt.Errorf("configure publisher: broker URL %d of %d: %w", i+1, len(c.URLs), err)
+			return nil, fmt.Errorf("configure publisher: broker URL %d of %d: %w", i+1, len(urls), err)
 		}
 		targets[i] = t
 	}
 	return targets, nil
+}
+
+// shuffled returns targets in an order that is random per Publisher and the same
+// at each call, as long as the number of URLs is.
+func (c Config) shuffled(seed uint64) func() ([]target, error) {
+	return func() ([]target, error) {
+		targets, err := c.targets()
+		rand.New(rand.NewPCG(seed, 0)).Shuffle(len(targets), func(i, j int) { targets[i], targets[j] = targets[j], targets[i] })
+		return targets, err
+	}
 }
 
 // New checks cfg and starts to connect. It does not wait for the broker and
@@ -168,11 +192,7 @@ func New(cfg Config) (*Publisher, error) {
 		return nil, err
 	}
 	cfg = cfg.withDefaults()
-	targets, err := cfg.targets()
-	if err != nil {
-		return nil, err
-	}
-	rand.Shuffle(len(targets), func(i, j int) { targets[i], targets[j] = targets[j], targets[i] })
+	targets := cfg.shuffled(rand.Uint64())
 
 	p := &Publisher{
 		cfg: cfg,

@@ -41,7 +41,10 @@ type Table struct {
 type Config struct {
 	// DSN is a libpq URL or keyword string. Several hosts and
 	// target_session_attrs work as in libpq.
-	DSN         string
+	DSN string
+	// Renew, if set, is asked for the DSN instead, before every connection: its
+	// password may have been changed meanwhile.
+	Renew       func() (string, error)
 	Slot        string // [a-z0-9_]{1,63}
 	Publication string
 	Tables      []Table
@@ -99,7 +102,7 @@ func open(ctx context.Context, cfg Config, params map[string]string) (*Conn, err
 	if !ValidSlotName(cfg.Slot) {
 		return nil, fmt.Errorf("connect to PostgreSQL: slot name %q: want 1 to 63 of a-z, 0-9 and _", cfg.Slot)
 	}
-	pc, err := pgconn.ParseConfig(cfg.DSN)
+	pc, err := cfg.parse()
 	if err != nil {
 		return nil, fmt.Errorf("connect to PostgreSQL: %w", err)
 	}
@@ -123,6 +126,17 @@ func open(ctx context.Context, cfg Config, params map[string]string) (*Conn, err
 		return nil, fmt.Errorf("connect to PostgreSQL: %w", err)
 	}
 	return c, nil
+}
+
+func (c Config) parse() (*pgconn.Config, error) {
+	dsn := c.DSN
+	if c.Renew != nil {
+		var err error
+		if dsn, err = c.Renew(); err != nil {
+			return nil, err
+		}
+	}
+	return pgconn.ParseConfig(dsn)
 }
 
 // Close ends the connection. After Start it does nothing: the Stream owns it.

@@ -16,6 +16,7 @@ import (
 // shutdown would wait for it.
 type prober struct {
 	cfg    *pgconn.Config
+	renew  func() (*pgconn.Config, error) // for a fresh password
 	cancel context.CancelFunc
 	ctx    context.Context // of running probes
 	probes sync.WaitGroup
@@ -24,9 +25,9 @@ type prober struct {
 	next   time.Time
 }
 
-func newProber(cfg *pgconn.Config) prober {
+func newProber(cfg *pgconn.Config, renew func() (*pgconn.Config, error)) prober {
 	ctx, cancel := context.WithCancel(context.Background())
-	return prober{cfg: cfg, ctx: ctx, cancel: cancel, answer: make(chan bool, 1)}
+	return prober{cfg: cfg, renew: renew, ctx: ctx, cancel: cancel, answer: make(chan bool, 1)}
 }
 
 // watchShutdown asks the server, if we are behind and did not ask just now, and
@@ -42,7 +43,7 @@ func (p *prober) watchShutdown(now time.Time, behind bool) error {
 	}
 	if behind && !p.asking && now.After(p.next) {
 		p.asking, p.next = true, now.Add(stopPatience)
-		p.probes.Go(func() { p.answer <- serverStopping(p.ctx, p.cfg) })
+		p.probes.Go(func() { p.answer <- p.serverStopping() })
 	}
 	return nil
 }
@@ -53,9 +54,16 @@ func (p *prober) endProbes() {
 	p.probes.Wait()
 }
 
-func serverStopping(ctx context.Context, cfg *pgconn.Config) bool {
-	ctx, cancel := context.WithTimeout(ctx, stopPatience)
+func (p *prober) serverStopping() bool {
+	ctx, cancel := context.WithTimeout(p.ctx, stopPatience)
 	defer cancel()
+	cfg := p.cfg.Copy()
+	// With an old password every probe would be a failed login in the server's log.
+	// Where no fresh one is to be had, the question is asked all the same: a server
+	// that stops answers it before it asks for a password.
+	if fresh, err := p.renew(); err == nil {
+		cfg.Password = fresh.Password
+	}
 	conn, err := pgconn.ConnectConfig(ctx, cfg)
 	if err != nil {
 		switch sqlState(err) {

@@ -35,7 +35,9 @@ func TestUnixSocketIsAWayToTheServer(t *testing.T) {
 		current_setting('port'), current_database())`)
 	c := connect(t, cfg)
 	pos := create(t, c)
-	if serverStopping(t.Context(), c.probeConfig()) {
+	p := newProber(c.probeConfig(), cfg.parse)
+	defer p.endProbes()
+	if p.serverStopping() {
 		t.Error("the probe takes the server for one that stops")
 	}
 	s := start(t, c, pos)

@@ -93,7 +93,7 @@ func (c *Conn) Start(ctx context.Context, pos offsets.Position, tables []offsets
 		pg: c.pg, skipped: c.skippedPublication,
 		batches: make(chan outbox.Batch), stop: make(chan struct{}), done: make(chan struct{}),
 	}
-	s.prober = newProber(c.probeConfig())
+	s.prober = newProber(c.probeConfig(), c.cfg.parse)
 	c.pg = nil
 	s.acked.Store(uint64(pos.LSN))
 	s.received.Store(uint64(pos.LSN))

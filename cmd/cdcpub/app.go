@@ -14,6 +14,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/cdcpub/cdcpub/outbox"
+	"github.com/cdcpub/cdcpub/publish"
 	"github.com/cdcpub/cdcpub/relay"
 	"github.com/cdcpub/cdcpub/snapshot"
 	"github.com/cdcpub/cdcpub/wal"
@@ -57,7 +58,8 @@ Configuration comes from cdcpub.yml and from CDCPUB_* environment variables.`,
 	cmd.SetErr(a.err)
 	cmd.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
 	cmd.PersistentFlags().StringVarP(&a.configFile, "config", "c", "", "configuration `FILE` (default: ./"+defaultConfigFile+" if there is one)")
-	cmd.AddCommand(a.runCommand(), a.initCommand(), a.checkCommand(), a.statusCommand(), a.offsetCommand(), a.teardownCommand(), a.versionCommand())
+	cmd.AddCommand(a.runCommand(), a.initCommand(), a.checkCommand(), a.statusCommand(), a.offsetCommand(),
+		a.configCommand(), a.teardownCommand(), a.versionCommand())
 	return cmd
 }
 
@@ -156,8 +158,10 @@ func (t TableConfig) qualified() string {
 	return outbox.QuoteTable(schema, name)
 }
 
+// walConfig holds no connection string: connections come from sourceDSN, which may
+// say something else the next time.
 func (c Config) walConfig() wal.Config {
-	w := wal.Config{DSN: c.Source.DSN, Slot: c.Source.Slot, Publication: c.Source.Publication}
+	w := wal.Config{Renew: c.sourceDSN, Slot: c.Source.Slot, Publication: c.Source.Publication}
 	for _, t := range c.Source.Tables {
 		w.Tables = append(w.Tables, wal.Table{Name: t.qualified(), Columns: t.Columns.columns()})
 	}
@@ -180,9 +184,17 @@ func (c Config) relayConfig(log hclog.Logger) relay.Config {
 	}
 }
 
+func (c Config) publishConfig(log hclog.Logger) publish.Config {
+	p := c.Publish
+	return publish.Config{
+		Renew: c.brokerURLs, Lanes: p.Lanes, Mandatory: p.Mandatory, Declare: p.Declare, ConfirmTimeout: p.ConfirmTimeout,
+		MaxMessageBytes: int(p.MaxMessageBytes), Window: c.Relay.Window, Name: "cdcpub " + c.Source.Slot, Logger: log,
+	}
+}
+
 // requireBroker reports a missing broker URL, which only run needs.
 func (c *Config) requireBroker() error {
-	if len(c.Publish.URLs) > 0 {
+	if len(c.Publish.URLs) > 0 || c.Publish.URLsFile != "" {
 		return nil
 	}
 	return &ConfigError{Problems: []Problem{{Key: "publish.urls", Text: "is not set: set it in the file or one broker as " + envBrokerURL}}}

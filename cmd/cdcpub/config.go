@@ -17,7 +17,7 @@ import (
 //	doc      one line for the documentation
 //	enum     the values that a string may have
 //	unbuilt  a value that is planned but not built, refused as such; "*" is any
-//	secret   the value never appears in an error or in the table
+//	secret   dsn or url: the value never appears in an error, and masked in cdcpub config
 //
 // A key that is not a field here is refused, so a field is added in the change
 // that makes it work and never before.
@@ -34,10 +34,12 @@ type Config struct {
 
 // SourceConfig says where the outbox is.
 type SourceConfig struct {
-	DSN         string        `yaml:"dsn" secret:"yes" doc:"PostgreSQL connection string, as a URL or as key=value words; required"`
-	Slot        string        `yaml:"slot" doc:"logical replication slot; one per connector"`
-	Publication string        `yaml:"publication" doc:"publication that the slot streams"`
-	Tables      []TableConfig `yaml:"tables" doc:"outbox tables"`
+	DSN          string        `yaml:"dsn" secret:"dsn" doc:"PostgreSQL connection string, as a URL or as key=value words; this or dsn_file is required"`
+	DSNFile      string        `yaml:"dsn_file" doc:"file that holds the connection string; read again for every connection"`
+	PasswordFile string        `yaml:"password_file" doc:"file that holds the password for a connection string without one; read again for every connection"`
+	Slot         string        `yaml:"slot" doc:"logical replication slot; one per connector"`
+	Publication  string        `yaml:"publication" doc:"publication that the slot streams"`
+	Tables       []TableConfig `yaml:"tables" doc:"outbox tables"`
 }
 
 // TableConfig is one outbox table.
@@ -99,7 +101,9 @@ type RelayConfig struct {
 
 // PublishConfig is about the broker.
 type PublishConfig struct {
-	URLs            []string      `yaml:"urls" secret:"yes" doc:"broker URLs (amqp or amqps), tried in random order; at least one is required"`
+	URLs            []string      `yaml:"urls" secret:"url" doc:"broker URLs (amqp or amqps), tried in random order; these or urls_file are required"`
+	URLsFile        string        `yaml:"urls_file" doc:"file that holds broker URLs, one on each line; read again for every connection"`
+	PasswordFile    string        `yaml:"password_file" doc:"file that holds the password for broker URLs without one; read again for every connection"`
 	Lanes           int           `yaml:"lanes" doc:"channels that publish in parallel; an aggregate always uses the same one"`
 	Mandatory       bool          `yaml:"mandatory" doc:"have the broker return what no queue takes"`
 	Declare         bool          `yaml:"declare" doc:"declare missing exchanges as durable topic exchanges"`
@@ -129,7 +133,7 @@ type LogConfig struct {
 // monitorOff is the value of monitor.listen that starts no server.
 const monitorOff = "off"
 
-// NewConfig returns the defaults. Only source.dsn and publish.urls have none.
+// NewConfig returns the defaults. Only where PostgreSQL and the broker are has none.
 func NewConfig() Config {
 	return Config{
 		Source: SourceConfig{
@@ -169,7 +173,7 @@ func NewConfig() Config {
 
 // unbuiltKeys lists the keys that are planned and not built yet, some with keys
 // below them. They get a message of their own: "unknown" would send its reader
-// looking for a typing error. Every key ending in _file is another.
+// looking for a typing error.
 func unbuiltKeys() []string {
 	return []string{
 		"source.messages", "snapshot.where", "router.rules", "relay.rate", "publish.tls",
@@ -184,5 +188,5 @@ func notBuilt(path string) (key string, ok bool) {
 			return key, true
 		}
 	}
-	return path, strings.HasSuffix(path, "_file")
+	return path, false
 }

@@ -13,8 +13,12 @@ import (
 // envPrefix begins the name of every variable that is ours.
 const envPrefix = "CDCPUB_"
 
-// envBrokerURL sets publish.urls to a single URL, without YAML's brackets.
-const envBrokerURL = "CDCPUB_PUBLISH_URL"
+// envBrokerURL sets publish.urls to a single URL, without YAML's brackets, and
+// envBrokerURLFile is another name of publish.urls_file that goes with it.
+const (
+	envBrokerURL     = "CDCPUB_PUBLISH_URL"
+	envBrokerURLFile = "CDCPUB_PUBLISH_URL_FILE"
+)
 
 func envName(path string) string {
 	return envPrefix + strings.ToUpper(strings.ReplaceAll(path, ".", "_"))
@@ -47,6 +51,14 @@ func (l *loader) loadEnv(cfg *Config, environ []string) {
 			l.forget("publish.urls")
 			l.origin["publish.urls"] = name
 			cfg.Publish.URLs = []string{values[name]}
+		case name == envBrokerURLFile:
+			if _, both := values[envName("publish.urls_file")]; both {
+				l.addf(nil, "", "%s is set too; set one of the two", envName("publish.urls_file"))
+				continue
+			}
+			l.forget("publish.urls_file")
+			l.origin["publish.urls_file"] = name
+			cfg.Publish.URLsFile = values[name]
 		case planned:
 			l.addf(nil, "", "%s is not built yet", future)
 		default:
@@ -110,13 +122,6 @@ func foreignVariable(name string) bool {
 
 // notBuiltVariable is notBuilt for the name of a variable.
 func notBuiltVariable(name string) (key string, ok bool) {
-	if stem, isFile := strings.CutSuffix(name, "_FILE"); isFile {
-		for _, k := range configKeys() {
-			if envName(k.Path) == stem {
-				return k.Path + "_file", true
-			}
-		}
-	}
 	for _, key := range unbuiltKeys() {
 		if name == envName(key) || strings.HasPrefix(name, envName(key)+"_") {
 			return key, true
@@ -126,7 +131,7 @@ func notBuiltVariable(name string) (key string, ok bool) {
 }
 
 func suggestVariable(name string, keys map[string]Key) string {
-	known := []string{envBrokerURL}
+	known := []string{envBrokerURL, envBrokerURLFile}
 	for n := range keys {
 		known = append(known, n)
 	}

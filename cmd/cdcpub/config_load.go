@@ -60,6 +60,13 @@ func (e *ConfigError) Error() string {
 // An empty file name means ./cdcpub.yml if there is one. environ is in the form
 // of os.Environ. The error is a *ConfigError.
 func LoadConfig(file string, environ []string) (Config, error) {
+	cfg, _, err := loadConfig(file, environ)
+	return cfg, err
+}
+
+// loadConfig also says where each value was set: by key, without those that were
+// not set at all.
+func loadConfig(file string, environ []string) (Config, map[string]string, error) {
 	l := loader{origin: map[string]string{}, bad: map[string]bool{}}
 	cfg := NewConfig()
 	l.loadFile(&cfg, file)
@@ -73,9 +80,9 @@ func LoadConfig(file string, environ []string) (Config, error) {
 		}
 	}
 	if len(l.problems) > 0 {
-		return Config{}, &ConfigError{Problems: l.problems}
+		return Config{}, nil, &ConfigError{Problems: l.problems}
 	}
-	return cfg, nil
+	return cfg, l.origin, nil
 }
 
 // loader collects problems while it fills a Config.

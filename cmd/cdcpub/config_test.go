@@ -277,7 +277,7 @@ log: text
 		{
 			name: "what is not built yet, by its name",
 			file: `
-source: {messages: {prefix: x}, dsn_file: /run/dsn}
+source: {messages: {prefix: x}}
 snapshot: {where: "id > 5"}
 router: {rules: [], format: cloudevents}
 relay: {rate: 100, on_unroutable: park, on_nack: park, on_invalid: park}
@@ -288,7 +288,6 @@ monitor: {token_file: x}
 `,
 			want: []string{
 				"cdcpub.yml:2: source.messages is not built yet",
-				"cdcpub.yml:2: source.dsn_file is not built yet",
 				"cdcpub.yml:3: snapshot.where is not built yet",
 				"cdcpub.yml:4: router.rules is not built yet",
 				"cdcpub.yml:4: router.format: \"cloudevents\" is not built yet; possible is plain",
@@ -307,14 +306,13 @@ monitor: {token_file: x}
 		{
 			name: "variables that are not built yet",
 			env: []string{
-				"CDCPUB_CLEANUP_ENABLED=true", "CDCPUB_PUBLISH_TLS_CA=x", "CDCPUB_SOURCE_DSN_FILE=/run/dsn",
+				"CDCPUB_CLEANUP_ENABLED=true", "CDCPUB_PUBLISH_TLS_CA=x",
 				"CDCPUB_RELAY_ON_NACK=park",
 			},
 			want: []string{
 				"CDCPUB_CLEANUP_ENABLED: cleanup is not built yet",
 				"CDCPUB_PUBLISH_TLS_CA: publish.tls is not built yet",
 				"CDCPUB_RELAY_ON_NACK: relay.on_nack: \"park\" is not built yet; possible is retry or stop",
-				"CDCPUB_SOURCE_DSN_FILE: source.dsn_file is not built yet",
 			},
 		},
 		{
@@ -432,7 +430,7 @@ monitor: {listen: "7690"}
 func TestRequiredKeys(t *testing.T) {
 	t.Chdir(t.TempDir())
 	_, err := LoadConfig("", nil)
-	wantProblems(t, err, "source.dsn: is not set: set it in the file or as CDCPUB_SOURCE_DSN")
+	wantProblems(t, err, "source.dsn: is not set: set it in the file or as CDCPUB_SOURCE_DSN, or source.dsn_file")
 }
 
 func TestConnectionStrings(t *testing.T) {
@@ -500,6 +498,7 @@ func TestMisplacedSecretsAreNotShown(t *testing.T) {
 		env        []string
 	}{
 		{name: "a DSN under another key", file: "source: {slot: 'postgres://u:hunter2@h/db'}"},
+		{name: "a DSN in place of a file's name", file: "source: {password_file: 'postgres://u:hunter2@h/db'}"},
 		{name: "a DSN where a number belongs", file: "relay: {window: 'host=h password=hunter2'}"},
 		{name: "a DSN as a key", file: "source: {'postgres://u:hunter2@h/db': x}"},
 		{name: "a DSN as a key twice", file: "source: {'postgres://u:hunter2@h/db': x, 'postgres://u:hunter2@h/db': y}"},

@@ -21,15 +21,12 @@ import (
 // with a table's columns is not its affair. Nor is a missing broker URL, which
 // most commands do without; those that are there are checked.
 func (c *Config) Validate() []Problem {
-	return slices.Concat(c.Source.validate(), c.Snapshot.validate(), c.validateLimits(), c.Publish.validate(),
+	return slices.Concat(c.validateSecrets(), c.Source.validate(), c.Snapshot.validate(), c.validateLimits(), c.Publish.validate(),
 		c.Offsets.validate(), c.Monitor.validate())
 }
 
 func (s *SourceConfig) validate() []Problem {
 	var ps []Problem
-	if text := checkDSN(s.DSN); text != "" {
-		ps = append(ps, Problem{Key: "source.dsn", Text: text})
-	}
 	if !wal.ValidSlotName(s.Slot) {
 		ps = append(ps, Problem{Key: "source.slot", Text: show(s.Slot) + " is not a slot name: want 1 to 63 of a-z, 0-9 and _"})
 	}
@@ -60,12 +57,62 @@ func (s *SourceConfig) validate() []Problem {
 	return ps
 }
 
+// validateSecrets checks what the connections are made with, and that the files
+// which hold it can be read. They may hold something else later.
+func (c *Config) validateSecrets() []Problem {
+	var ps []Problem
+	for _, pair := range []struct {
+		key, fileKey string
+		both         bool
+	}{
+		{"source.dsn", "source.dsn_file", c.Source.DSN != "" && c.Source.DSNFile != ""},
+		{"publish.urls", "publish.urls_file", len(c.Publish.URLs) > 0 && c.Publish.URLsFile != ""},
+	} {
+		if pair.both {
+			ps = append(ps, Problem{Key: pair.fileKey, also: []string{pair.key}, Text: "is set beside " + pair.key + ": set one of the two"})
+		}
+	}
+	if len(ps) > 0 {
+		return ps
+	}
+	key := "source.dsn"
+	if c.Source.DSNFile != "" {
+		key = "source.dsn_file"
+	}
+	dsn, err := c.sourceDSN()
+	if err != nil {
+		ps = append(ps, fileProblem(err))
+	} else if text := checkDSN(dsn); text != "" {
+		ps = append(ps, Problem{Key: key, Text: text})
+	}
+	urls, err := c.brokerURLs()
+	if err != nil {
+		return append(ps, fileProblem(err))
+	}
+	for i, u := range urls {
+		key := fmt.Sprintf("publish.urls[%d]", i)
+		if c.Publish.URLsFile != "" {
+			key = "publish.urls_file"
+		}
+		if text := checkBrokerURL(u); text != "" {
+			ps = append(ps, Problem{Key: key, Text: text})
+		}
+	}
+	return ps
+}
+
+// fileProblem takes the key off the front of an error of sourceDSN or brokerURLs.
+func fileProblem(err error) Problem {
+	key, text, _ := strings.Cut(err.Error(), ": ")
+	return Problem{Key: key, Text: text}
+}
+
 // checkDSN returns what is wrong with dsn, or "". The library's text is not
 // used: it masks the password where it finds one, but in a string that does not
 // parse nobody knows for sure which part that is.
 func checkDSN(dsn string) string {
 	if dsn == "" {
-		return "is not set: set it in the file or as " + envName("source.dsn")
+		return "is not set: set it in the file or as " + envName("source.dsn") + ", or source.dsn_file"
 	}
 	_, err := pgconn.ParseConfig(dsn)
 	var file *fs.PathError
@@ -118,13 +165,7 @@ func (c *Config) validateLimits() []Problem {
 }
 
 func (p *PublishConfig) validate() []Problem {
-	var ps []Problem
-	for i, u := range p.URLs {
-		if text := checkBrokerURL(u); text != "" {
-			ps = append(ps, Problem{Key: fmt.Sprintf("publish.urls[%d]", i), Text: text})
-		}
-	}
-	ps = append(ps, atLeastOne("publish.lanes", p.Lanes)...)
+	ps := atLeastOne("publish.lanes", p.Lanes)
 	ps = append(ps, positive("publish.confirm_timeout", int64(p.ConfirmTimeout))...)
 	return append(ps, positive("publish.max_message_bytes", int64(p.MaxMessageBytes))...)
 }

@@ -69,7 +69,7 @@ func (c *connector) attempt(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	pub, err := publish.New(c.publishConfig())
+	pub, err := publish.New(c.cfg.publishConfig(c.log.Named("publish")))
 	if err != nil {
 		return err
 	}
@@ -243,12 +243,4 @@ func (c *connector) forgetTransaction(ctx context.Context, store *filestore.Stor
 		return err
 	}
 	return cause
-}
-
-func (c *connector) publishConfig() publish.Config {
-	p := c.cfg.Publish
-	return publish.Config{
-		URLs: p.URLs, Lanes: p.Lanes, Mandatory: p.Mandatory, Declare: p.Declare, ConfirmTimeout: p.ConfirmTimeout,
-		MaxMessageBytes: int(p.MaxMessageBytes), Window: c.cfg.Relay.Window, Name: "cdcpub " + c.cfg.Source.Slot, Logger: c.log.Named("publish"),
-	}
 }

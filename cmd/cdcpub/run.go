@@ -40,15 +40,12 @@ that a policy stops at it looks less often, or waits for a new start.`,
 
 func (a *app) run(ctx context.Context, cfg Config, exitOnRefusal, createPublication bool) error {
 	log := a.logger(cfg.Log)
-	rt, err := cfg.router()
+	// Found out now rather than by each attempt, behind a slot that was created.
+	rt, err := cfg.compile()
 	if err != nil {
-		return usageError{err}
+		return err
 	}
 	c := &connector{cfg: cfg, router: rt, log: log, board: newBoard(cfg), createPublication: createPublication}
-	// Found out now rather than by each attempt, behind a slot that was created.
-	if err := c.publishConfig().Validate(); err != nil {
-		return usageError{err}
-	}
 	if cfg.Monitor.Listen != monitorOff {
 		stop, err := startMonitor(cfg.Monitor.Listen, c.board, log)
 		if err != nil {
@@ -63,6 +60,18 @@ func (a *app) run(ctx context.Context, cfg Config, exitOnRefusal, createPublicat
 		log.Info("cdcpub has stopped")
 	}
 	return err
+}
+
+// compile checks what only the stages themselves can judge: templates, broker URLs.
+func (c Config) compile() (*router.Router, error) {
+	rt, err := c.router()
+	if err == nil {
+		err = c.publishConfig(hclog.NewNullLogger()).Validate()
+	}
+	if err != nil {
+		return nil, usageError{err}
+	}
+	return rt, nil
 }
 
 func (c Config) router() (*router.Router, error) {
