@@ -88,6 +88,22 @@ func gauges() []plainMetric {
 			func(s *Status) float64 { return float64(s.Relay.HeldBytes) }),
 		gauge("waiting_aggregates", "Aggregates whose events wait after a return or a nack.",
 			func(s *Status) float64 { return float64(s.Relay.WaitingAggregates) }),
+		gauge("waiting_events", "Events of these aggregates.",
+			func(s *Status) float64 { return float64(s.Relay.WaitingEvents) }),
+		gauge("snapshot_rows", "Rows older than the slot that are published; 0 if this process has not read any.",
+			func(s *Status) float64 {
+				if s.Snapshot == nil {
+					return 0
+				}
+				return float64(s.Snapshot.Rows)
+			}),
+		gauge("snapshot_estimated_rows", "Rows older than the slot in all, by the planner's estimate; 0 if unknown.",
+			func(s *Status) float64 {
+				if s.Snapshot == nil {
+					return 0
+				}
+				return float64(s.Snapshot.Estimated)
+			}),
 		gauge("publisher_connected", "1 if connected to the broker.",
 			func(s *Status) float64 { return boolValue(s.Publisher.Connected) }),
 		gauge("publisher_blocked", "1 while the broker blocks publishers for want of memory or disk.",

@@ -50,14 +50,16 @@ func fullStatus() Status {
 			{Name: StageSaved, Position: Position{"0/2D0", 720}},
 			{Name: StageAcked}, // nothing acknowledged yet
 		},
-		Relay:     Relay{Pending: 11, Span: 12, HeldBytes: 13, WaitingAggregates: 14, Window: 15, WindowBytes: 16},
+		Relay:     Relay{Pending: 11, Span: 12, HeldBytes: 13, WaitingAggregates: 14, WaitingEvents: 35, Window: 15, WindowBytes: 16},
 		Publisher: Publisher{Connected: true, Blocked: false, InFlight: 17, Reconnects: 18, LastError: "connection refused"},
+		Snapshot:  &Snapshot{Rows: 32, Estimated: 33, Done: true},
 		Counters: Counters{
 			EventsRead: 21, Confirmed: 22, Returned: 23, Nacked: 24, Refused: 25, Retried: 26, Suppressed: 27, Ignored: 28,
 			CheckpointSaves: 29, CheckpointFailures: 30, Resent: 31,
 		},
 		Waiting: []Waiting{{
-			AggregateType: "order", AggregateID: "o-1", EventID: "e-1", Reason: "returned: 312 NO_ROUTE", Attempts: 3, Since: at,
+			AggregateType: "order", AggregateID: "o-1", EventID: "e-1", Queued: 34, Cause: "no_queue", Exchange: "outbox.event.order", RoutingKey: "o-1",
+			Reason: "returned: 312 NO_ROUTE", Attempts: 3, Since: at,
 		}},
 		ConfirmSeconds: &Histogram{Bounds: []float64{0.001, 0.01, 0.1}, Counts: []uint64{5, 6, 0, 1}, Sum: 2.5},
 	}
@@ -206,7 +208,7 @@ func TestFullStatusIsFull(t *testing.T) {
 	// The golden files prove nothing about a field that fullStatus leaves out.
 	// Blocked is the one that has to differ from its neighbour.
 	status := fullStatus()
-	for _, v := range []any{status, status.Source, status.Relay, status.Counters, *status.Refusal, status.Waiting[0], *status.ConfirmSeconds} {
+	for _, v := range []any{status, status.Source, status.Relay, status.Counters, *status.Refusal, *status.Snapshot, status.Waiting[0], *status.ConfirmSeconds} {
 		rv := reflect.ValueOf(v)
 		for i := range rv.NumField() {
 			if rv.Field(i).IsZero() {

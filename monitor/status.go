@@ -46,7 +46,10 @@ type Status struct {
 	Stages    []Stage   `json:"stages"`
 	Relay     Relay     `json:"relay"`
 	Publisher Publisher `json:"publisher"`
-	Counters  Counters  `json:"counters"`
+	// Snapshot is about the rows that are older than the slot; nil if this process
+	// has not read any.
+	Snapshot *Snapshot `json:"snapshot,omitempty"`
+	Counters Counters  `json:"counters"`
 	// Waiting lists the longest waiting aggregates, 20 at most: enough to see what
 	// they have in common. Relay.WaitingAggregates counts them all.
 	Waiting []Waiting `json:"waiting,omitempty"`
@@ -86,12 +89,20 @@ type Stage struct {
 	OldestUnfinished *float64 `json:"oldest_unfinished_seconds,omitempty"`
 }
 
+// Snapshot is how far the rows are that are older than the slot.
+type Snapshot struct {
+	Rows      uint64 `json:"rows"`                     // published and confirmed
+	Estimated int64  `json:"estimated_rows,omitempty"` // in all, by the planner; 0 if it has no idea
+	Done      bool   `json:"done"`
+}
+
 // Relay is what is under way, and the limits on it.
 type Relay struct {
 	Pending           int   `json:"pending"` // events read and not confirmed
 	Span              int   `json:"span"`    // from the oldest of them to the newest event read
 	HeldBytes         int64 `json:"held_bytes"`
 	WaitingAggregates int   `json:"waiting_aggregates"`
+	WaitingEvents     int   `json:"waiting_events"` // of these aggregates
 	Window            int   `json:"window"`
 	WindowBytes       int64 `json:"window_bytes"`
 }
@@ -131,6 +142,10 @@ type Waiting struct {
 	AggregateType string    `json:"aggregate_type"`
 	AggregateID   string    `json:"aggregate_id"`
 	EventID       string    `json:"event_id"`
+	Queued        int       `json:"queued"` // events that wait, that one included
+	Cause         string    `json:"cause"`  // no_exchange, no_queue, no_right, or nacked
+	Exchange      string    `json:"exchange,omitempty"`
+	RoutingKey    string    `json:"routing_key,omitempty"`
 	Reason        string    `json:"reason"`
 	Attempts      int       `json:"attempts"`
 	Since         time.Time `json:"since"`

@@ -87,7 +87,8 @@ func (x *exchanges) forbid(name string, reason *amqp.Error) {
 	if e := x.byName[name]; e != nil && !e.answered() {
 		return // lanes wait for this check; if need be, the next message convicts again
 	}
-	x.setForbidden(name, fmt.Errorf("not sent: the broker has just closed the channel for a message to exchange %q: %w", name, reason))
+	err := fmt.Errorf("not sent: the broker has just closed the channel for a message to exchange %q: %w", name, reason)
+	x.setForbidden(name, unroutable(reason.Code, name, "", err))
 }
 
 func (x *exchanges) setForbidden(name string, err error) *exchange {
@@ -210,13 +211,13 @@ func (x *exchanges) ask(c *conn, name string) (verdict, err error) {
 		return fmt.Errorf("check exchange %q: %w", name, verdict), nil
 	}
 	if !x.declare {
-		return fmt.Errorf("exchange %q does not exist: %w", name, verdict), nil
+		return unroutable(amqp.NotFound, name, "", fmt.Errorf("exchange %q does not exist: %w", name, verdict)), nil
 	}
 	verdict, err = x.onChannel(c, func(ch *amqp.Channel) error {
 		return ch.ExchangeDeclare(name, amqp.ExchangeTopic, true, false, false, false, nil)
 	})
 	if verdict != nil {
-		verdict = fmt.Errorf("declare exchange %q: %w", name, verdict)
+		verdict = unroutable(codeOf(verdict), name, "", fmt.Errorf("declare exchange %q: %w", name, verdict))
 	}
 	return verdict, err
 }
@@ -239,7 +240,13 @@ func (x *exchanges) onChannel(c *conn, request func(*amqp.Channel) error) (verdi
 	return nil, err
 }
 
-func isCode(err error, code int) bool {
+func isCode(err error, code int) bool { return codeOf(err) == code }
+
+// codeOf is the broker's or the library's reply code, 0 if err has none.
+func codeOf(err error) int {
 	var e *amqp.Error
-	return errors.As(err, &e) && e.Code == code
+	if errors.As(err, &e) {
+		return e.Code
+	}
+	return 0
 }

@@ -46,8 +46,8 @@ func (l *lane) blame(s *session, sent []*entry) bool {
 	if e.Code == amqp.NotFound || e.Code == amqp.AccessRefused {
 		kind = router.Returned
 	}
-	culprit.decide(kind, fmt.Errorf("broker closed the channel each time it was sent (exchange %q, routing key %q): %w",
-		culprit.m.Exchange, culprit.m.RoutingKey, e))
+	culprit.decide(kind, unroutable(e.Code, culprit.m.Exchange, culprit.m.RoutingKey,
+		fmt.Errorf("broker closed the channel each time it was sent (exchange %q, routing key %q): %w", culprit.m.Exchange, culprit.m.RoutingKey, e)))
 	l.log.Warn("found the message that the broker closes the channel for",
 		"message_id", culprit.m.ID, "outcome", kind, "error", e)
 	if e.Code == amqp.AccessRefused {

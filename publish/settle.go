@@ -134,8 +134,8 @@ func (s *session) readReturns() {
 			if !ok { // closed with the channel
 				return
 			}
-			s.returned[r.MessageId] = fmt.Errorf("returned by the broker: %d %s (exchange %q, routing key %q)",
-				r.ReplyCode, r.ReplyText, r.Exchange, r.RoutingKey)
+			s.returned[r.MessageId] = unroutable(int(r.ReplyCode), r.Exchange, r.RoutingKey,
+				fmt.Errorf("returned by the broker: %d %s (exchange %q, routing key %q)", r.ReplyCode, r.ReplyText, r.Exchange, r.RoutingKey))
 		default:
 			return
 		}

@@ -14,6 +14,7 @@ type aggregate struct {
 	queue   []*item // events held back, by seq
 	waiting bool    // the head was returned or nacked
 	probing bool    // the head is out alone, to see whether it is taken now
+	probe   *item   // that head
 	listed  bool    // in queues.released
 	tries   int     // of the head
 	retryAt time.Time
@@ -84,7 +85,7 @@ func (q *queues) confirmed(it *item) (resumed bool) {
 	a := it.agg
 	if a.probing {
 		delete(q.waiting, a)
-		a.waiting, a.probing, a.tries, a.reason = false, false, 0, nil
+		a.waiting, a.probing, a.probe, a.tries, a.reason = false, false, nil, 0, nil
 		resumed = true
 	}
 	switch {
@@ -117,9 +118,25 @@ func (q *queues) failed(it *item, reason error, now time.Time) time.Duration {
 		a.tries++
 		a.retryAt = now.Add(backoff(a.tries, retryMin, retryMax))
 	}
-	a.waiting, a.probing, a.reason = true, false, reason
+	a.waiting, a.probing, a.probe, a.reason = true, false, nil, reason
 	q.waiting[a] = struct{}{}
 	return a.retryAt.Sub(now)
+}
+
+// head is the event that a waiting aggregate waits for.
+func (a *aggregate) head() *item {
+	if a.probe != nil {
+		return a.probe
+	}
+	return a.queue[0]
+}
+
+// held counts the events that wait with a.
+func (a *aggregate) held() int {
+	if a.probe != nil {
+		return len(a.queue) + 1
+	}
+	return len(a.queue)
 }
 
 // due yields the heads of waiting queues whose time has come; each is out alone
@@ -131,8 +148,8 @@ func (q *queues) due(now time.Time) iter.Seq[*item] {
 			if a.probing || a.out > 0 || now.Before(a.retryAt) {
 				continue
 			}
-			a.probing = true
-			if !yield(a.pop()) {
+			a.probing, a.probe = true, a.pop()
+			if !yield(a.probe) {
 				return
 			}
 		}

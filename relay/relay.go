@@ -39,6 +39,8 @@ type Relay struct {
 
 	listed   []Waiting // for Stats
 	listedAt time.Time
+	// waitingEvents was counted at listedAt.
+	waitingEvents int
 
 	read offsets.Position // Through of the last batch taken
 	sent offsets.Position // of the newest event handed to the publisher

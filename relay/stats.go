@@ -24,6 +24,7 @@ type Waiting struct {
 	Event                      string // ID of the head
 	Position                   offsets.Position
 	Reason                     string
+	Err                        error // the same, for those who know the publisher's errors
 	Attempts                   int
 	Queued                     int // events that wait, the head included
 	Since                      time.Time
@@ -42,6 +43,7 @@ type Stats struct {
 	Pending, Span                       int
 	HeldBytes                           int64
 	WaitingAggregates                   int
+	WaitingEvents                       int       // of them, their heads included
 	Waiting                             []Waiting // the longest waiting first, at most 20
 	// Oldest is when the oldest unfinished event was committed, or taken if that
 	// is not known; zero if nothing is unfinished.
@@ -73,7 +75,7 @@ func (r *Relay) publishStats() {
 		Confirms: c.confirmed, Returned: c.returned, Nacked: c.nacked, Refused: c.refused,
 		Saves: c.saves, SaveFailures: c.saveFailures,
 		Pending: r.tracker.Pending(), Span: r.tracker.Span(), HeldBytes: r.held,
-		WaitingAggregates: len(r.queues.waiting), Waiting: r.waiting(),
+		WaitingAggregates: len(r.queues.waiting), Waiting: r.waiting(), WaitingEvents: r.waitingEvents,
 		Stalled: r.saver.stalled, Full: r.full(), At: time.Now(),
 	}
 	s.Confirmed = s.Saved // from before this process
@@ -103,7 +105,7 @@ func (r *Relay) full() string {
 // them that takes milliseconds, so it is done once a second.
 func (r *Relay) waiting() []Waiting {
 	if len(r.queues.waiting) == 0 {
-		r.listed, r.listedAt = nil, time.Time{}
+		r.listed, r.listedAt, r.waitingEvents = nil, time.Time{}, 0
 		return nil
 	}
 	now := time.Now()
@@ -111,11 +113,10 @@ func (r *Relay) waiting() []Waiting {
 		return r.listed
 	}
 	heads := make([]*aggregate, 0, maxWaiting+1)
+	r.waitingEvents = 0
 	for a := range r.queues.waiting {
-		if len(a.queue) == 0 {
-			continue // its only event is being tried
-		}
-		at, _ := slices.BinarySearchFunc(heads, a, func(x, y *aggregate) int { return cmp.Compare(x.queue[0].seq, y.queue[0].seq) })
+		r.waitingEvents += a.held()
+		at, _ := slices.BinarySearchFunc(heads, a, func(x, y *aggregate) int { return cmp.Compare(x.head().seq, y.head().seq) })
 		if at < maxWaiting {
 			heads = slices.Insert(heads, at, a)
 			heads = heads[:min(len(heads), maxWaiting)]
@@ -123,10 +124,10 @@ func (r *Relay) waiting() []Waiting {
 	}
 	list := make([]Waiting, len(heads))
 	for i, a := range heads {
-		head := a.queue[0]
+		head := a.head()
 		list[i] = Waiting{
 			AggregateType: head.event.Aggregate.Type, AggregateID: head.event.Aggregate.ID, Event: head.event.ID,
-			Position: head.event.Position, Reason: a.reason.Error(), Attempts: a.tries, Queued: len(a.queue), Since: head.since,
+			Position: head.event.Position, Reason: a.reason.Error(), Err: a.reason, Attempts: a.tries, Queued: a.held(), Since: head.since,
 		}
 	}
 	r.listed, r.listedAt = list, now

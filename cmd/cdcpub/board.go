@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"sync"
 	"time"
@@ -16,6 +17,9 @@ import (
 // no longer live. The loop ticks every 50 ms and waits for nothing.
 const loopPatience = time.Minute
 
+// causeNacked is the cause of what waits and was not returned: a queue rejected it.
+const causeNacked = "nacked"
+
 // board gathers what the stages say of themselves into one status. The stages
 // change with every attempt; the counters go on.
 type board struct {
@@ -30,7 +34,9 @@ type board struct {
 	relay    *relay.Relay // nil between attempts
 	pub      *publish.Publisher
 	stream   *wal.Stream
-	last     relay.Stats // of the last attempt, while there is no other
+	snapshot *monitor.Snapshot // of the last attempt; nil if it had none
+	rows     func() uint64     // that the snapshot has read
+	last     relay.Stats       // of the last attempt, while there is no other
 	// Of earlier attempts, so that no counter goes down with a new one.
 	before   monitor.Counters
 	confirms *monitor.Histogram // nil before the first
@@ -78,6 +84,10 @@ func (b *board) attach(r *relay.Relay, pub *publish.Publisher, src *source) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.relay, b.pub, b.stream = r, pub, src.stream
+	b.snapshot = nil
+	if src.snapshot != nil {
+		b.snapshot, b.rows = &monitor.Snapshot{Estimated: src.estimated}, src.snapshot.Rows
+	}
 	b.state, b.refusal, b.reason = monitor.StateStarting, nil, ""
 }
 
@@ -86,11 +96,24 @@ func (b *board) detach() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.last = b.relay.Stats()
+	b.follow(b.last)
 	p := b.pub.Stats()
 	b.before = b.counters(b.last, p)
 	b.confirms = addLatency(b.confirms, p.ConfirmLatency)
 	b.lost += p.ConnectionsLost
 	b.relay, b.pub, b.stream = nil, nil, nil
+}
+
+// follow takes note of how far the snapshot is. The lock is held. Until it is over
+// whatever is confirmed belongs to it; after that, everything it has read was.
+func (b *board) follow(s relay.Stats) {
+	switch {
+	case b.snapshot == nil || b.snapshot.Done:
+	case s.Phase == offsets.PhaseStreaming:
+		b.snapshot.Rows, b.snapshot.Done = b.rows(), true
+	default:
+		b.snapshot.Rows = s.Confirms
+	}
 }
 
 // counters adds an attempt's figures to those before it. The lock is held.
@@ -156,13 +179,19 @@ func (b *board) status() monitor.Status {
 	s.Publisher.Reconnects, s.ConfirmSeconds = b.lost, b.confirms
 	if b.relay != nil {
 		r, p = b.relay.Stats(), b.pub.Stats()
+		b.follow(r)
 		s.ConfirmSeconds = addLatency(b.confirms, p.ConfirmLatency)
 		s.Source.Received = position(offsets.Position{LSN: b.stream.Stats().Received})
 		s.Publisher = monitor.Publisher{Connected: p.Connected == p.Connections, Blocked: p.Blocked > 0, InFlight: p.InFlight,
 			Reconnects: b.lost + p.ConnectionsLost, LastError: p.LastError}
 		s.Relay.Pending, s.Relay.Span, s.Relay.HeldBytes, s.Relay.WaitingAggregates = r.Pending, r.Span, r.HeldBytes, r.WaitingAggregates
+		s.Relay.WaitingEvents = r.WaitingEvents
 		s.State, s.Reason = stageState(r.Phase), runningReason(r, p)
 		s.Ready = s.State == monitor.StateStreaming && s.Publisher.Connected && !s.Publisher.Blocked && !r.Stalled && !usedUp(r)
+	}
+	if b.snapshot != nil {
+		snapshot := *b.snapshot
+		s.Snapshot = &snapshot
 	}
 	s.Counters = b.counters(r, p)
 	if b.stopping {
@@ -246,8 +275,13 @@ func position(p offsets.Position) monitor.Position {
 func waiting(r relay.Stats) []monitor.Waiting {
 	var list []monitor.Waiting
 	for _, w := range r.Waiting {
-		list = append(list, monitor.Waiting{AggregateType: w.AggregateType, AggregateID: w.AggregateID, EventID: w.Event,
-			Reason: w.Reason, Attempts: w.Attempts, Since: w.Since})
+		m := monitor.Waiting{AggregateType: w.AggregateType, AggregateID: w.AggregateID, EventID: w.Event,
+			Queued: w.Queued, Cause: causeNacked, Reason: w.Reason, Attempts: w.Attempts, Since: w.Since}
+		var e *publish.UnroutableError
+		if errors.As(w.Err, &e) {
+			m.Cause, m.Exchange, m.RoutingKey = string(e.Cause), e.Exchange, e.RoutingKey
+		}
+		list = append(list, m)
 	}
 	return list
 }

@@ -36,6 +36,8 @@ type source struct {
 	conn     *wal.Conn
 	stream   *wal.Stream
 	snapshot *snapshot.Source // nil: nothing older to publish
+	// estimated is the planner's idea of how many rows the snapshot has.
+	estimated int64
 }
 
 func (s *source) close() {
@@ -171,6 +173,9 @@ func (c *connector) open(ctx context.Context, store *filestore.Store, cp offsets
 	switch {
 	case old && c.cfg.Snapshot.Mode == "initial":
 		cp.Phase = offsets.PhaseSnapshot
+		for _, t := range found.Tables {
+			src.estimated += max(t.Rows, 0)
+		}
 		sc := c.cfg.snapshotConfig()
 		sc.Server, sc.Exported, sc.Point = conn.Sibling(), exported, cp.Pos.LSN
 		opening, cancel := context.WithTimeout(ctx, startTimeout)

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"sync"
 	"time"
 
 	"github.com/hashicorp/go-hclog"
@@ -55,6 +56,13 @@ func (a *app) run(ctx context.Context, cfg Config, exitOnRefusal, createPublicat
 	}
 	log.Info("cdcpub starts", "version", version, "slot", cfg.Source.Slot, "publication", cfg.Source.Publication)
 	defer context.AfterFunc(ctx, c.board.stop)()
+	if isTerminal(a.out) {
+		telling, stop := context.WithCancel(ctx)
+		var told sync.WaitGroup
+		told.Go(func() { narrate(telling, a.out, c.board.status) })
+		defer told.Wait()
+		defer stop()
+	}
 	err = supervise(ctx, c, exitOnRefusal)
 	if err == nil {
 		log.Info("cdcpub has stopped")
