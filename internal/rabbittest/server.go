@@ -24,6 +24,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -53,12 +54,14 @@ type Server struct {
 	ports    ports
 	password string
 	config   map[string]string // further keys of rabbitmq.conf
+	plugins  []string
 	epmd     *testproc.Process // nil: not started yet
 	proc     *testproc.Process // nil: not started yet
 }
 
 type ports struct {
 	amqp, dist, epmd int
+	management       int // only with the plugin
 	ctl              int // the first of ctlPorts
 }
 
@@ -69,6 +72,12 @@ type Option func(*Server)
 // own choice and the server's default.
 func Setting(key, value string) Option {
 	return func(s *Server) { s.config[key] = value }
+}
+
+// Management enables the management plugin, which takes a port of its own and a
+// few seconds of the boot. See ManagementURL.
+func Management() Option {
+	return func(s *Server) { s.plugins = append(s.plugins, "rabbitmq_management") }
 }
 
 // defaultSettings keeps alarms away, which would block every publisher: the
@@ -111,7 +120,8 @@ func New(ctx context.Context, opts ...Option) (*Server, error) {
 	if err != nil {
 		return nil, fmt.Errorf("make directory for RabbitMQ: %w", err)
 	}
-	s := &Server{bin: bin, dir: dir, password: testproc.RandomHex(8), config: defaultSettings()}
+	s := &Server{bin: bin, dir: dir, password: testproc.RandomHex(8), config: defaultSettings(),
+		plugins: []string{"rabbitmq_consistent_hash_exchange"}}
 	for _, opt := range opts {
 		opt(s)
 	}
@@ -158,7 +168,7 @@ func (s *Server) startOnFreePorts(ctx context.Context) error {
 }
 
 func (s *Server) choosePorts() error {
-	for _, port := range []*int{&s.ports.amqp, &s.ports.dist, &s.ports.epmd, &s.ports.ctl} {
+	for _, port := range []*int{&s.ports.amqp, &s.ports.dist, &s.ports.epmd, &s.ports.ctl, &s.ports.management} {
 		p, err := testproc.FreePort()
 		if err != nil {
 			return err
@@ -178,6 +188,9 @@ func (s *Server) writeFiles() error {
 		"default_user = test",
 		"default_pass = " + s.password,
 	}
+	if slices.Contains(s.plugins, "rabbitmq_management") {
+		config = append(config, "management.tcp.ip = 127.0.0.1", fmt.Sprintf("management.tcp.port = %d", s.ports.management))
+	}
 	for key, value := range s.config {
 		config = append(config, key+" = "+value)
 	}
@@ -186,7 +199,7 @@ func (s *Server) writeFiles() error {
 		mode          os.FileMode
 	}{
 		{"rabbitmq.conf", strings.Join(config, "\n") + "\n", 0o600},
-		{"enabled_plugins", "[rabbitmq_consistent_hash_exchange].\n", 0o600},
+		{"enabled_plugins", "[" + strings.Join(s.plugins, ",") + "].\n", 0o600},
 		// Erlang refuses a cookie that anybody else could read.
 		{".erlang.cookie", testproc.RandomHex(16), 0o600},
 	}
@@ -321,6 +334,11 @@ func (s *Server) probe(context.Context) error {
 func (s *Server) URL() string {
 	u := url.URL{Scheme: "amqp", User: url.UserPassword("test", s.password), Host: s.Addr(), Path: "/"}
 	return u.String()
+}
+
+// ManagementURL is where the management plugin listens, if it is enabled.
+func (s *Server) ManagementURL() string {
+	return "http://" + net.JoinHostPort("127.0.0.1", strconv.Itoa(s.ports.management))
 }
 
 // Addr is the server's host:port.
