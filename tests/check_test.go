@@ -25,6 +25,12 @@ type finding struct {
 // cdcpub is the built command.
 func (c *connector) shell(script string) (stdout, stderr string, code int) {
 	c.t.Helper()
+	return c.shellWith(script, "")
+}
+
+// shellWith has the operator type something too.
+func (c *connector) shellWith(script, typed string) (stdout, stderr string, code int) {
+	c.t.Helper()
 	bin := c.t.TempDir()
 	if err := os.Symlink(os.Getenv(binaryVariable), filepath.Join(bin, "cdcpub")); err != nil {
 		c.t.Fatal(err)
@@ -32,7 +38,7 @@ func (c *connector) shell(script string) (stdout, stderr string, code int) {
 	cmd := exec.Command("sh", "-c", script)
 	cmd.Dir = c.t.TempDir()
 	var out, errs bytes.Buffer
-	cmd.Stdout, cmd.Stderr = &out, &errs
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = strings.NewReader(typed), &out, &errs
 	for k, v := range c.env {
 		if k == "PATH" {
 			v = bin + ":" + v
@@ -48,11 +54,16 @@ func (c *connector) shell(script string) (stdout, stderr string, code int) {
 // check runs commands and, in the same shell, check. It returns what failed.
 func (c *connector) check(commands ...string) (failed []finding, output string) {
 	c.t.Helper()
-	script := strings.Join(append([]string{"set -e", "{ :", strings.Join(commands, "\n"), "} >&2", "cdcpub check --output json"}, ""), "\n")
+	return c.findings(strings.Join(append([]string{"set -e", "{ :", strings.Join(commands, "\n"), "} >&2", "cdcpub check --output json"}, ""), "\n"))
+}
+
+// findings runs a script whose output is check's JSON.
+func (c *connector) findings(script string) (failed []finding, output string) {
+	c.t.Helper()
 	stdout, stderr, code := c.shell(script)
 	var all []finding
 	if err := json.Unmarshal([]byte(stdout), &all); err != nil {
-		c.t.Fatalf("check after %q: exit %d, %v:\n%s%s", commands, code, err, stdout, stderr)
+		c.t.Fatalf("%s: exit %d, %v:\n%s%s", script, code, err, stdout, stderr)
 	}
 	for _, f := range all {
 		if f.Level == "fail" {
