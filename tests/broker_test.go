@@ -118,16 +118,7 @@ func brokerFaults() map[string]brokerFault {
 
 func onChannel(t *testing.T, amqpURL string, do func(*amqp.Channel) error) {
 	t.Helper()
-	conn, err := amqp.Dial(amqpURL)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer conn.Close()
-	ch, err := conn.Channel()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := do(ch); err != nil {
+	if err := do(rabbittest.Channel(t, amqpURL)); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -209,7 +200,7 @@ func (c *connector) mendBroker(t *testing.T, a brokerAdmin, fault brokerFault, u
 		if fault.admin && strings.HasPrefix(fix[0], "cdcpub init --broker") {
 			c.env["CDCPUB_PUBLISH_URL"] = adminOf(t, a, own)
 		}
-		_, stderr, code := c.shellWith(strings.Join(fix, "\n"), fault.stdin)
+		_, stderr, code := c.shellWith(strings.Join(fix, "\n"), strings.NewReader(fault.stdin))
 		c.env["CDCPUB_PUBLISH_URL"] = own
 		if code != 0 {
 			t.Fatalf("%q: exit %d: %s", fix, code, stderr)

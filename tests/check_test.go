@@ -4,12 +4,14 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/cdcpub/cdcpub/internal/pgtest"
 	"github.com/cdcpub/cdcpub/internal/rabbittest"
@@ -25,11 +27,11 @@ type finding struct {
 // cdcpub is the built command.
 func (c *connector) shell(script string) (stdout, stderr string, code int) {
 	c.t.Helper()
-	return c.shellWith(script, "")
+	return c.shellWith(script, strings.NewReader(""))
 }
 
 // shellWith has the operator type something too.
-func (c *connector) shellWith(script, typed string) (stdout, stderr string, code int) {
+func (c *connector) shellWith(script string, typed io.Reader) (stdout, stderr string, code int) {
 	c.t.Helper()
 	bin := c.t.TempDir()
 	if err := os.Symlink(os.Getenv(binaryVariable), filepath.Join(bin, "cdcpub")); err != nil {
@@ -38,7 +40,7 @@ func (c *connector) shellWith(script, typed string) (stdout, stderr string, code
 	cmd := exec.Command("sh", "-c", script)
 	cmd.Dir = c.t.TempDir()
 	var out, errs bytes.Buffer
-	cmd.Stdin, cmd.Stdout, cmd.Stderr = strings.NewReader(typed), &out, &errs
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = typed, &out, &errs
 	for k, v := range c.env {
 		if k == "PATH" {
 			v = bin + ":" + v
@@ -287,5 +289,55 @@ func mended(t *testing.T, c *connector, fault sourceFault, restart func()) {
 	}
 	if failed, output := c.check(fix...); len(failed) > 0 {
 		t.Errorf("after %q:\n%s", fix, output)
+	}
+}
+
+// What was lost to the stream is still in the table. Starting over drops things, so
+// the printed command asks first, and a terminal has to answer.
+func TestCheckSaysHowToStartOverAndItsCommandsDo(t *testing.T) {
+	for name, tc := range map[string]struct {
+		plant []string
+		says  string
+	}{
+		"the slot is gone": {[]string{"SELECT pg_drop_replication_slot('{name}')"}, "does not exist, but position"},
+		"the publication was made anew": {[]string{"DROP PUBLICATION {name}", "CREATE PUBLICATION {name} FOR TABLE outbox WITH (publish = 'insert')"},
+			"was made anew"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			dsn, url, slot := pgtest.Database(t), rabbittest.URL(t), rabbittest.Name(t)
+			insert := "INSERT INTO outbox (id, aggregatetype, aggregateid, type, payload, version) VALUES (gen_random_uuid(), 'order', gen_random_uuid(), 'Made', '{}', 1)"
+			rabbittest.Queue(t, url, slot, slot+".order", "#", nil)
+			c := newConnector(t, dsn, url, slot)
+			c.must("init", "--create-table")
+			pgtest.Exec(t, dsn, insert)
+			c.streamOnce()
+			for _, s := range tc.plant {
+				pgtest.Exec(t, dsn, strings.ReplaceAll(s, "{name}", slot))
+			}
+			pgtest.Exec(t, dsn, insert) // the stream will never have it
+			failed, output := c.check()
+			if len(failed) != 1 || !strings.Contains(failed[0].Text, tc.says) {
+				t.Fatalf("want one failure that says %q:\n%s", tc.says, output)
+			}
+			commands := strings.Join(failed[0].Fix, "\n")
+			if _, stderr, code := c.shell("set -e\n" + commands); code == 0 {
+				t.Errorf("%q did not ask: %s", commands, stderr)
+			}
+			term := openTerminal(t)
+			if _, err := term.master.WriteString("yes\n"); err != nil {
+				t.Fatal(err)
+			}
+			if _, stderr, code := c.shellWith("set -e\n"+commands, term.slave); code != 0 {
+				t.Fatalf("%q: exit %d: %s", commands, code, stderr)
+			}
+			if failed, output := c.check(); len(failed) > 0 {
+				t.Errorf("after %q:\n%s", commands, output)
+			}
+			rabbittest.Drain(t, url, slot, 1, time.Minute)
+			c.start()
+			rabbittest.Drain(t, url, slot, 2, time.Minute) // the old one again, and the lost one
+			c.stop()
+			c.must("teardown", "--yes")
+		})
 	}
 }
