@@ -30,13 +30,17 @@ type statusReport struct {
 
 func (a *app) statusCommand() *cobra.Command {
 	var output string
+	var ready bool
 	cmd := &cobra.Command{
 		Use: "status", Short: "Show what the connector does, how far it is and what waits", Args: noArgs,
 		Long: `Ask the running connector at monitor.listen. If none answers, show the saved
-position instead.`,
+position instead.
+
+With --ready the exit code is 1 unless a connector runs and is ready, as /readyz
+says it: for health checks where there is no HTTP client.`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if output != "text" && output != "json" {
-				return usageError{fmt.Errorf("--output %q: want text or json", output)}
+			if err := checkOutput(output); err != nil {
+				return err
 			}
 			cfg, err := a.config(false)
 			if err != nil {
@@ -47,16 +51,31 @@ position instead.`,
 				return err
 			}
 			if output == "json" {
-				enc := json.NewEncoder(a.out)
-				enc.SetIndent("", "  ")
-				return enc.Encode(report)
+				err = printJSON(a.out, report)
+			} else {
+				printStatus(a.out, cfg, report)
 			}
-			printStatus(a.out, cfg, report)
-			return nil
+			if ready {
+				err = errors.Join(err, report.notReady())
+			}
+			return err
 		},
 	}
+	cmd.Flags().BoolVar(&ready, "ready", false, "exit code 1 unless a connector runs and is ready")
 	cmd.Flags().StringVarP(&output, "output", "o", "text", "text or json")
 	return cmd
+}
+
+// notReady is nil if a connector runs and is ready.
+func (r statusReport) notReady() error {
+	switch {
+	case !r.Running:
+		return errNotRunning
+	case !r.Status.Ready:
+		return fmt.Errorf("not ready: %s", r.Status.Reason)
+	default:
+		return nil
+	}
 }
 
 func readStatus(ctx context.Context, cfg Config) (statusReport, error) {
