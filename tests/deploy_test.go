@@ -326,6 +326,9 @@ func TestComposeFileShowsMessages(t *testing.T) {
 			t.Fatalf("%v: %v: %s", cmd.Args[1:], err, msg)
 		}
 	}
+	if program("cdcpub", img.health[1:]...).Run() == nil {
+		t.Error("the health check is content although nothing runs")
+	}
 	log, err := os.Create(filepath.Join(root, "log"))
 	if err != nil {
 		t.Fatal(err)
