@@ -105,11 +105,12 @@ func (c *Conn) slotError(ctx context.Context, err error) error {
 	}
 }
 
-// blocker names the oldest transaction that slot creation can be waiting for.
+// blocker names the oldest transaction that slot creation can be waiting for. State
+// and age of other roles' sessions are hidden from a role without pg_monitor.
 func (c *Conn) blocker(ctx context.Context) string {
 	rows, err := c.query(ctx, `SELECT what FROM (
-		SELECT xact_start AS since, format('the transaction of process %s (%s, %s, open for %s)', pid, coalesce(nullif(application_name, ''), 'no application name'), state,
-			date_trunc('second', now() - xact_start)) AS what
+		SELECT xact_start AS since, format('the transaction of process %s (%s)', pid, concat_ws(', ',
+			coalesce(nullif(application_name, ''), 'no application name'), state, 'open for ' || date_trunc('second', now() - xact_start))) AS what
 		FROM pg_stat_activity WHERE backend_xid IS NOT NULL AND pid <> pg_backend_pid()
 		UNION ALL
 		SELECT prepared, format('the prepared transaction %L (open for %s)', gid, date_trunc('second', now() - prepared)) FROM pg_prepared_xacts

@@ -137,12 +137,7 @@ func printStatus(w io.Writer, cfg Config, r statusReport) {
 		line("state", "not running, and nothing is saved in %s", cfg.Offsets.Path)
 	default:
 		line("state", "not running")
-		line("saved", "%s, phase %s, epoch %d", r.Saved.Pos, r.Saved.Phase, r.Saved.Epoch)
-		line("source", "slot %s, publication %s, database %s, system %s, timeline %d", r.Saved.Source.Slot, r.Saved.Source.Publication,
-			r.Saved.Source.Database, r.Saved.Source.SystemID, r.Saved.Source.Timeline)
-		for _, h := range r.Saved.Holes {
-			line("hole", "%s below %s: %s", h.Kind, h.Below, h.Reason)
-		}
+		printCheckpoint(line, r.Saved)
 	}
 }
 
