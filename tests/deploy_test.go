@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"debug/elf"
 	"encoding/json"
+	"errors"
 	"io"
 	"os"
 	"os/exec"
@@ -79,7 +80,7 @@ func readCompose(t *testing.T) composeFile {
 	if err := dec.Decode(&c); err != nil {
 		t.Fatal(err)
 	}
-	if err := dec.Decode(new(any)); err != io.EOF {
+	if err := dec.Decode(new(any)); !errors.Is(err, io.EOF) {
 		t.Fatalf("more than one document: %v", err)
 	}
 	return c
