@@ -38,6 +38,7 @@ const (
 // OpenError is why OpenBroker failed. It holds no secret.
 type OpenError struct {
 	Failure OpenFailure
+	Broker  string // as Broker.String; empty if the URL cannot be used
 	User    string
 	Vhost   string
 	Err     error
@@ -58,7 +59,7 @@ func OpenBroker(ctx context.Context, url string, config *tls.Config, name string
 	k := link{name: name, dial: tcp.NewDialer().DialContext, log: hclog.NewNullLogger()}
 	c, err := k.connect(ctx, at)
 	if err != nil {
-		return nil, &OpenError{Failure: openFailure(err), User: at.uri.Username, Vhost: at.uri.Vhost, Err: err}
+		return nil, &OpenError{Failure: openFailure(err), Broker: at.String(), User: at.uri.Username, Vhost: at.uri.Vhost, Err: err}
 	}
 	return &Broker{conn: c, at: at}, nil
 }

@@ -111,12 +111,14 @@ func printJSON(w io.Writer, v any) error {
 // printFindings has one line for each finding, and below it what mends it: the
 // commands alone on their lines, so that they can be copied.
 func printFindings(w io.Writer, findings []finding) {
+	// pgx puts each address that it tried on a line of its own.
+	oneLine := strings.NewReplacer(":\n\t", ": ", "\n\t", "; ")
 	width := 0
 	for _, f := range findings {
 		width = max(width, len(f.Name))
 	}
 	for _, f := range findings {
-		fmt.Fprintf(w, "%-7s %-*s  %s\n", f.Level, width, f.Name, f.Text)
+		fmt.Fprintf(w, "%-7s %-*s  %s\n", f.Level, width, f.Name, oneLine.Replace(f.Text))
 		if len(f.Fix) > 0 {
 			who := ""
 			if f.As != "" {

@@ -67,7 +67,8 @@ func (c *brokerCheck) open(ctx context.Context, url string) *publish.Broker {
 	}
 	f := finding{Name: "broker", Level: levelFail, Text: err.Error()}
 	var failed *publish.OpenError
-	if errors.As(err, &failed) {
+	if errors.As(err, &failed) && failed.Broker != "" {
+		f.Text = fmt.Sprintf("%s, user %s: %v", failed.Broker, failed.User, err)
 		user, vhost := shellQuote(failed.User), shellQuote(failed.Vhost)
 		switch failed.Failure {
 		case publish.FailedLogin:

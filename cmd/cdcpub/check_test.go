@@ -15,7 +15,7 @@ func TestFindingsHaveALineEachAndTheirCommandsAlone(t *testing.T) {
 	var out bytes.Buffer
 	printFindings(&out, []finding{
 		{Name: "wal_level", Level: levelFail, Text: "is replica", Fix: []string{"psql -c 'ALTER SYSTEM'", "echo 2"}, As: "PostgreSQL role postgres", Note: "then restart PostgreSQL"},
-		{Name: "role", Level: levelOK, Text: "may replicate"},
+		{Name: "role", Level: levelOK, Text: "a:\n\tb\n\tc"},
 		{Name: "publication cdcpub", Level: levelFail, Text: "does not exist", Fix: []string{"cdcpub init"}},
 		{Name: "old rows", Level: levelWarn, Text: "in key order", Note: "name a column"},
 	})
@@ -24,7 +24,7 @@ func TestFindingsHaveALineEachAndTheirCommandsAlone(t *testing.T) {
             psql -c 'ALTER SYSTEM'
             echo 2
         then restart PostgreSQL
-ok      role                may replicate
+ok      role                a: b; c
 fail    publication cdcpub  does not exist
         to mend it:
             cdcpub init
