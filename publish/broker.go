@@ -133,7 +133,8 @@ func (b *Broker) answer(question func(*amqp.Channel) error) (Answer, error) {
 	}
 }
 
-// ExchangeExists asks for an exchange, which takes no right. The default exchange
+// ExchangeExists asks for an exchange, which takes no right, and from RabbitMQ
+// 4.3.1 on any one right on it (release notes). The default exchange
 // is always there.
 func (b *Broker) ExchangeExists(name string) (Answer, error) {
 	if name == "" {

@@ -208,7 +208,7 @@ func (x *exchanges) ask(c *conn, name string) (verdict, err error) {
 		return nil, err
 	}
 	if !isCode(verdict, amqp.NotFound) {
-		return fmt.Errorf("check exchange %q: %w", name, verdict), nil
+		return unroutable(codeOf(verdict), name, "", fmt.Errorf("check exchange %q: %w", name, verdict)), nil
 	}
 	if !x.declare {
 		return unroutable(amqp.NotFound, name, "", fmt.Errorf("exchange %q does not exist: %w", name, verdict)), nil

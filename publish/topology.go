@@ -3,6 +3,7 @@ package publish
 import (
 	"errors"
 	"fmt"
+	"strings"
 
 	amqp "github.com/rabbitmq/amqp091-go"
 )
@@ -34,7 +35,8 @@ func (b *Broker) DeclareExchange(name, kind string) (Made, error) {
 	})
 	var e *amqp.Error
 	switch {
-	case errors.As(err, &e) && e.Code == amqp.CommandInvalid && kind == HashExchange:
+	// 503 on RabbitMQ 3.10, 406 on newer ones.
+	case errors.As(err, &e) && kind == HashExchange && (e.Code == amqp.CommandInvalid || strings.Contains(e.Reason, "unknown exchange type")):
 		return false, ErrNoHashExchange
 	case err != nil:
 		return false, fmt.Errorf("declare exchange %q: %w", name, err)

@@ -269,8 +269,8 @@ func TestInitBrokerWithoutRightsSaysWhoHasToRunIt(t *testing.T) {
 	a.ctl(t, "add_user", "cdcpub", "secret")
 	a.ctl(t, "set_permissions", "-p", "/", "cdcpub", "^$", ".*", "^$")
 	c := newConnector(t, pgtest.Database(t), a.url(t, "cdcpub", "secret", "/"), rabbittest.Name(t))
-	_, stderr, code := c.cli("init", "--broker", "--exchange", "outbox.event.order")
-	want := "CDCPUB_PUBLISH_URL='amqp://ADMIN:PASSWORD@" + a.rabbit.Addr() + "/' cdcpub init --broker"
+	_, stderr, code := c.cli("init", "--broker", "--exchange", "outbox.event.order", "--queue", "my orders", "--shards", "2")
+	want := "CDCPUB_PUBLISH_URL='amqp://ADMIN:PASSWORD@" + a.rabbit.Addr() + "/' cdcpub init --broker --exchange outbox.event.order --queue 'my orders' --shards 2\n"
 	if code != 1 || !strings.Contains(stderr, want) || strings.Contains(stderr, "secret") {
 		t.Errorf("exit %d, want it to say %q:\n%s", code, want, stderr)
 	}

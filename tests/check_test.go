@@ -296,12 +296,16 @@ func mended(t *testing.T, c *connector, fault sourceFault, restart func()) {
 // the printed command asks first, and a terminal has to answer.
 func TestCheckSaysHowToStartOverAndItsCommandsDo(t *testing.T) {
 	for name, tc := range map[string]struct {
-		plant []string
-		says  string
+		plant  []string
+		says   string
+		tables string // as configured from now on
 	}{
-		"the slot is gone": {[]string{"SELECT pg_drop_replication_slot('{name}')"}, "does not exist, but position"},
-		"the publication was made anew": {[]string{"DROP PUBLICATION {name}", "CREATE PUBLICATION {name} FOR TABLE outbox WITH (publish = 'insert')"},
-			"was made anew"},
+		"a table was added": {plant: []string{"CREATE TABLE more (LIKE outbox INCLUDING ALL)"}, says: "serves public.outbox, not public.more",
+			tables: "[{name: public.outbox}, {name: public.more}]"},
+		"the publication is gone": {plant: []string{"DROP PUBLICATION {name}"}, says: "was dropped behind replication slot"},
+		"the slot is gone":        {plant: []string{"SELECT pg_drop_replication_slot('{name}')"}, says: "does not exist, but position"},
+		"the publication was made anew": {plant: []string{"DROP PUBLICATION {name}", "CREATE PUBLICATION {name} FOR TABLE outbox WITH (publish = 'insert')"},
+			says: "was made anew"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			dsn, url, slot := pgtest.Database(t), rabbittest.URL(t), rabbittest.Name(t)
@@ -315,7 +319,11 @@ func TestCheckSaysHowToStartOverAndItsCommandsDo(t *testing.T) {
 				pgtest.Exec(t, dsn, strings.ReplaceAll(s, "{name}", slot))
 			}
 			pgtest.Exec(t, dsn, insert) // the stream will never have it
+			if tc.tables != "" {
+				c.env["CDCPUB_SOURCE_TABLES"] = tc.tables
+			}
 			failed, output := c.check()
+			failed = slices.DeleteFunc(failed, func(f finding) bool { return strings.HasPrefix(f.Note, "mended by the commands for ") })
 			if len(failed) != 1 || !strings.Contains(failed[0].Text, tc.says) {
 				t.Fatalf("want one failure that says %q:\n%s", tc.says, output)
 			}

@@ -166,6 +166,11 @@ func (t TableState) quoted() string {
 
 func (f Findings) publication(cfg Config) []*Refusal {
 	p := f.Publication
+	if p == nil && f.Slot != nil {
+		r := startOver(Gap, "publication %q does not exist, but replication slot %q does: a publication made now would not cover its rows", cfg.Publication, cfg.Slot)
+		r.About = AboutPublication + cfg.Publication
+		return []*Refusal{r}
+	}
 	if p == nil {
 		return []*Refusal{Mend(AboutPublication+cfg.Publication, Remedy{Commands: []string{"cdcpub init"}}, "publication %q does not exist", cfg.Publication)}
 	}
@@ -197,7 +202,13 @@ func (f Findings) publication(cfg Config) []*Refusal {
 func (f Findings) notPublished(cfg Config, t TableState, alter string) *Refusal {
 	const text = "publication %q serves %s, not %s"
 	serves := f.Publication.serves()
-	if f.Slot != nil {
+	switch {
+	case f.Slot != nil && f.servesUs():
+		// A table was added: the rows that it has got since then passed unseen.
+		r := startOver(Gap, text, cfg.Publication, serves, t.Name)
+		r.About = AboutPublication + cfg.Publication
+		return r
+	case f.Slot != nil:
 		return Mend(AboutPublication+cfg.Publication, f.ownNames(cfg), text, cfg.Publication, serves, t.Name)
 	}
 	return Mend(AboutPublication+cfg.Publication, Remedy{SQL: []string{alter + " ADD TABLE " + t.quoted()}, Role: f.Publication.Owner,
@@ -255,10 +266,7 @@ func foreignSlot(cfg Config, f Findings) *Refusal {
 	if r := first(f.slotKind(cfg)); r != nil {
 		return r
 	}
-	ours := func(name string) bool {
-		return slices.ContainsFunc(f.Tables, func(t TableState) bool { return t.Name == name })
-	}
-	if p := f.Publication; p != nil && len(p.Tables) > 0 && !slices.ContainsFunc(p.Tables, ours) {
+	if p := f.Publication; p != nil && len(p.Tables) > 0 && !f.servesUs() {
 		r := Mend(AboutSlot+cfg.Slot, f.ownNames(cfg), "replication slot %q serves %s, not this service (%s)", cfg.Slot, p.serves(), f.Slot)
 		r.Cause = Gap
 		return r
@@ -267,6 +275,11 @@ func foreignSlot(cfg Config, f Findings) *Refusal {
 		"replication slot %q exists (%s), but nothing is saved here: it may be another connector's", cfg.Slot, f.Slot)
 	r.About = AboutSlot + cfg.Slot
 	return r
+}
+
+// servesUs reports whether the publication has one of our tables.
+func (f Findings) servesUs() bool {
+	return slices.ContainsFunc(f.Tables, func(t TableState) bool { return slices.Contains(f.Publication.Tables, t.Name) })
 }
 
 // ownNames proposes a slot and a publication that are not taken for a table: slot

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"regexp"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -62,6 +63,7 @@ asks RabbitMQ's management plugin for them, as the user of the broker's URL.`,
 				return usageError{err}
 			}
 			findings := a.check(cmd.Context(), cfg, management)
+			a.withConfig(findings)
 			if output == "json" {
 				err = printJSON(a.out, findings)
 			} else {
@@ -78,6 +80,21 @@ asks RabbitMQ's management plugin for them, as the user of the broker's URL.`,
 func (a *app) check(ctx context.Context, cfg Config, management string) []finding {
 	findings, destinations := a.checkSource(ctx, cfg)
 	return append(findings, a.checkBroker(ctx, cfg, destinations, management)...)
+}
+
+// withConfig has the printed commands read the file that check has read.
+func (a *app) withConfig(findings []finding) {
+	if a.configFile == "" {
+		return
+	}
+	command := regexp.MustCompile(`(^|&& |' )cdcpub `)
+	with := "${1}cdcpub --config " + strings.ReplaceAll(shellQuote(a.configFile), "$", "$$") + " "
+	for i := range findings {
+		for j, c := range findings[i].Fix {
+			findings[i].Fix[j] = command.ReplaceAllString(c, with)
+		}
+		findings[i].Note = command.ReplaceAllString(findings[i].Note, with)
+	}
 }
 
 func failedChecks(findings []finding) error {

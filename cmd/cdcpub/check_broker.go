@@ -141,12 +141,15 @@ func (c *brokerCheck) exchange(ctx context.Context, b *publish.Broker, d destina
 	case err != nil:
 		c.add(levelFail, name, "%v", err)
 		return
+	case exists == publish.Forbidden:
+		c.forbidden(b, name, "has no right on it, not even to ask whether it exists")
+		return
 	case exists == publish.Missing && c.cfg.Publish.Declare:
 		c.add(levelOK, name, "does not exist yet: run declares it, if the user may configure it")
 		return
 	case exists != publish.Yes:
 		c.findings = append(c.findings, finding{Name: name, Level: levelFail, Text: "does not exist", Fix: []string{"cdcpub init --broker"},
-			As: "a user who may configure it", Note: adminURLHint(b)})
+			As: "a user who may configure it", Note: "as another user: " + adminInit(c.cfg, b, brokerOptions{})})
 		return
 	}
 	may, err := b.MayPublish(d.Exchange, d.Keys[0])
@@ -154,14 +157,18 @@ func (c *brokerCheck) exchange(ctx context.Context, b *publish.Broker, d destina
 	case err != nil:
 		c.add(levelFail, name, "%v", err)
 	case may == publish.Forbidden:
-		c.findings = append(c.findings, finding{Name: name, Level: levelFail, Text: fmt.Sprintf("user %s may not write to it", b.User()),
-			Fix: []string{c.permit(b.Vhost(), b.User())}, As: brokerAdmin,
-			Note: "it replaces all rights that the user has in this virtual host; topic permissions and internal exchanges refuse with the same code"})
+		c.forbidden(b, name, "may not write to it")
 	case may != publish.Yes:
 		c.add(levelFail, name, "is gone since a moment ago")
 	default:
 		c.bindings(ctx, b, d, name)
 	}
+}
+
+func (c *brokerCheck) forbidden(b *publish.Broker, name, what string) {
+	c.findings = append(c.findings, finding{Name: name, Level: levelFail, Text: fmt.Sprintf("user %s %s", b.User(), what),
+		Fix: []string{c.permit(b.Vhost(), b.User())}, As: brokerAdmin,
+		Note: "it replaces all rights that the user has in this virtual host; topic permissions and internal exchanges refuse with the same code"})
 }
 
 // bindings tells whether anything gets what is published, as far as that can be
@@ -178,18 +185,28 @@ func (c *brokerCheck) bindings(ctx context.Context, b *publish.Broker, d destina
 		c.add(levelUnknown, name, may+"; bindings: %v", err)
 	case n == 0:
 		c.findings = append(c.findings, finding{Name: name, Level: levelFail, Text: "no queue is bound to it", Fix: []string{"cdcpub init --broker"},
-			As: "a user who may configure it", Note: adminURLHint(b)})
+			As: "a user who may configure it", Note: "as another user: " + adminInit(c.cfg, b, brokerOptions{})})
 	default:
 		c.add(levelOK, name, may+"; it has %d bindings", n)
 	}
 }
 
-// adminURLHint says how init --broker is run as somebody else.
-func adminURLHint(b *publish.Broker) string {
-	return "as another user: " + adminInit(b)
-}
-
-func adminInit(b *publish.Broker) string {
+// adminInit says how init --broker is run as somebody else.
+func adminInit(cfg Config, b *publish.Broker, opts brokerOptions) string {
+	command := "cdcpub init --broker"
+	for _, e := range opts.exchanges {
+		command += " --exchange " + shellQuote(e)
+	}
+	if opts.queue != "" && opts.queue != defaultQueue {
+		command += " --queue " + shellQuote(opts.queue)
+	}
+	if opts.shards > 0 {
+		command += fmt.Sprintf(" --shards %d", opts.shards)
+	}
+	if cfg.Publish.URLsFile != "" || cfg.Publish.PasswordFile != "" {
+		// A URL beside the file would be refused.
+		return command + ", with a configuration whose broker URL is an administrator's"
+	}
 	scheme, host, _ := strings.Cut(b.String(), "://")
-	return fmt.Sprintf("%s='%s://ADMIN:PASSWORD@%s/%s' cdcpub init --broker", envBrokerURL, scheme, host, vhostPath(b.Vhost()))
+	return fmt.Sprintf("%s='%s://ADMIN:PASSWORD@%s/%s' %s", envBrokerURL, scheme, host, vhostPath(b.Vhost()), command)
 }

@@ -13,7 +13,8 @@ import (
 // oldRows says how many rows go out before the stream starts and in which order,
 // and where they go.
 func (c *sourceCheck) oldRows(ctx context.Context, server *pgconn.Config, saved offsets.Checkpoint) []destination {
-	refused := c.problems(aboutOldRows, c.cfg.oldRowProblems(c.found))
+	// Once the stream goes on, run no longer reads old rows.
+	refused := saved.Phase != offsets.PhaseStreaming && c.problems(aboutOldRows, c.cfg.oldRowProblems(c.found))
 	if refused || c.failedTables() {
 		return nil
 	}

@@ -184,7 +184,7 @@ func (c *sourceCheck) slot(saved offsets.Checkpoint, stateOK, running bool) {
 		c.add(levelUnknown, name, "not compared, since the saved state cannot be read")
 	case errors.As(err, &refusal) && refusal.Cause == wal.SlotBusy && running:
 		c.add(levelOK, name, "the connector runs and reads from it (%s)", c.found.Slot)
-	case errors.As(err, &refusal) && refusal.Cause == wal.Setup && refusal.About != name && c.failed():
+	case errors.As(err, &refusal) && refusal.About != name && (refusal.Cause == wal.Setup || refusal.About != "") && c.failed():
 		c.add(levelUnknown, name, "not compared with the saved position until the above is mended")
 	case errors.As(err, &refusal):
 		c.refusedSlot(c.refused(name, refusal))
@@ -214,6 +214,9 @@ func (c *sourceCheck) state() (saved offsets.Checkpoint, ok bool) {
 	path := c.cfg.Offsets.Path
 	saved, err := filestore.Read(path)
 	switch {
+	case err == nil && !mayWrite(path):
+		c.add(levelFail, name, "%s cannot be written to by this user", path)
+		return saved, true
 	case err == nil && saved.Phase != "":
 		c.add(levelOK, name, "%s has position %s, phase %s", path, saved.Pos, saved.Phase)
 		return saved, true

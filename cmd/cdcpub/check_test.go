@@ -114,3 +114,31 @@ func TestARefusalBecomesAFinding(t *testing.T) {
 		})
 	}
 }
+
+// A command that leaves the file out would look at, or drop, something else.
+func TestPrintedCommandsReadTheSameFile(t *testing.T) {
+	findings := []finding{
+		{Fix: []string{"cdcpub teardown", "export A=b && cdcpub init", "psql -c 'SELECT 1'"}, Note: "as another user: URL='x' cdcpub init --broker"},
+		{Note: "then cdcpub run publishes"},
+	}
+	(&app{configFile: "my $1 file.yml"}).withConfig(findings)
+	want := []finding{
+		{Fix: []string{"cdcpub --config 'my $1 file.yml' teardown", "export A=b && cdcpub --config 'my $1 file.yml' init", "psql -c 'SELECT 1'"},
+			Note: "as another user: URL='x' cdcpub --config 'my $1 file.yml' init --broker"},
+		{Note: "then cdcpub run publishes"},
+	}
+	if d := cmp.Diff(want, findings); d != "" {
+		t.Error(d)
+	}
+}
+
+func TestOnlyColumnsOfTheKindDecideOnTheExchange(t *testing.T) {
+	for exchange, want := range map[string]bool{
+		"events": true, "outbox.event.{aggregate_type}": true, "{tenant}.{type}.{schema_version}": true,
+		"{tenant}.{aggregate_id}": false, "{column.region}": false, "x.{partition:4}": false,
+	} {
+		if got := kindsDecide(exchange); got != want {
+			t.Errorf("%s: %v, want %v", exchange, got, want)
+		}
+	}
+}

@@ -451,6 +451,8 @@ func TestConnectionStrings(t *testing.T) {
 		{name: "a missing certificate", dsn: "host=h password=hunter2 sslmode=verify-full sslrootcert=/nowhere/ca.pem",
 			want: "source.dsn: names a file that cannot be used: \"/nowhere/ca.pem\": no such file or directory"},
 		{name: "an unencoded slash in the broker's password", url: "amqp://u:hunter/2@h/", want: badURL + " a URL"},
+		{name: "a password that reads as a port and a path", url: "amqp://u:12/hunter2@h/", want: badURL + " a URL"},
+		{name: "the same in the DSN", dsn: "postgres://u:12/hunter2@h/db", want: badDSN},
 		{name: "a bad percent escape in the broker's password", url: "amqp://u:hunter%zz@h/", want: badURL + " a URL"},
 		{name: "a space in the broker's URL", url: "amqp://u:hunter2@h/ ", want: badURL + " a URL"},
 		{name: "another scheme", url: "http://u:hunter2@h/", want: badURL + " an amqp:// or amqps:// URL"},

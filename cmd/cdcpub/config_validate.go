@@ -115,9 +115,11 @@ func checkDSN(dsn string) string {
 		return "is not set: set it in the file or as " + envName("source.dsn") + ", or source.dsn_file"
 	}
 	_, err := pgconn.ParseConfig(dsn)
+	u, urlErr := url.Parse(dsn)
+	stray := isURLDSN(dsn) && urlErr == nil && u.User == nil && strayAt(u)
 	var file *fs.PathError
 	switch {
-	case err == nil:
+	case err == nil && !stray:
 		return ""
 	case errors.As(err, &file):
 		return fmt.Sprintf("names a file that cannot be used: %s: %v", show(file.Path), file.Err)
@@ -175,7 +177,7 @@ func (p *PublishConfig) validate() []Problem {
 func checkBrokerURL(s string) string {
 	u, err := url.Parse(s)
 	switch {
-	case err != nil || strings.ContainsAny(s, " \t\r\n"):
+	case err != nil || strings.ContainsAny(s, " \t\r\n") || u.User == nil && strayAt(u):
 		return "is not a URL: want amqp://USER:PASSWORD@HOST:PORT/VHOST, with special characters of a password percent-encoded"
 	case u.Scheme != "amqp" && u.Scheme != "amqps":
 		return "is not an amqp:// or amqps:// URL"

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"regexp"
 	"slices"
 	"strings"
 
@@ -93,16 +94,35 @@ func (s *scan) table(ctx context.Context, i int, t wal.TableState) (whole bool, 
 		return false, err
 	}
 	from := " FROM " + outbox.QuoteTable(schema, name)
-	err = s.route(ctx, m.Narrow(), fmt.Sprintf("SELECT DISTINCT ON (%s) %s%s", strings.Join(kinds, ", "), strings.Join(columns, ", "), from))
+	sample := fmt.Sprintf("SELECT %s%s LIMIT %d", strings.Join(columns, ", "), from, sampleRows)
+	if !kindsDecide(s.cfg.Router.Exchange) {
+		n, err := s.route(ctx, m.Narrow(), sample)
+		return n < sampleRows, err
+	}
+	_, err = s.route(ctx, m.Narrow(), fmt.Sprintf("SELECT DISTINCT ON (%s) %s%s", strings.Join(kinds, ", "), strings.Join(columns, ", "), from))
 	if !timedOut(err) {
 		return err == nil, err
 	}
-	return false, s.route(ctx, m.Narrow(), fmt.Sprintf("SELECT %s%s LIMIT %d", strings.Join(columns, ", "), from, sampleRows))
+	_, err = s.route(ctx, m.Narrow(), sample)
+	return false, err
 }
 
-func (s *scan) route(ctx context.Context, m *outbox.Mapping, sql string) error {
+// kindsDecide reports whether the exchange depends on the columns of
+// Mapping.KindColumns alone.
+func kindsDecide(exchange string) bool {
+	for _, name := range regexp.MustCompile(`\{[^{}]*\}`).FindAllString(exchange, -1) {
+		if !slices.Contains([]string{"{aggregate_type}", "{type}", "{tenant}", "{schema_version}"}, name) {
+			return false
+		}
+	}
+	return true
+}
+
+// route notes where the rows of a query go and counts them.
+func (s *scan) route(ctx context.Context, m *outbox.Mapping, sql string) (n int, err error) {
 	result := s.conn.ExecParams(ctx, sql, nil, nil, nil, nil)
 	for result.NextRow() {
+		n++
 		e := m.Event(result.Values())
 		msg, err := s.router.Route(&e)
 		if err != nil {
@@ -118,8 +138,8 @@ func (s *scan) route(ctx context.Context, m *outbox.Mapping, sql string) error {
 			d.Keys = append(d.Keys, msg.RoutingKey)
 		}
 	}
-	_, err := result.Close()
-	return err
+	_, err = result.Close()
+	return n, err
 }
 
 // rows counts t's rows, or estimates many.
@@ -148,29 +168,33 @@ func timedOut(err error) bool {
 	return errors.As(err, &pe) && pe.Code == "57014" // query_canceled
 }
 
-// findDestinations looks through all outbox tables that are there.
-func findDestinations(ctx context.Context, cfg Config) ([]destination, error) {
+// findDestinations looks through all outbox tables that are there, and reports
+// whether it has seen all of their rows that matter.
+func findDestinations(ctx context.Context, cfg Config) (found []destination, whole bool, err error) {
 	conn, err := wal.ConnectSQL(ctx, cfg.walConfig())
 	if err != nil {
-		return nil, err
+		return nil, false, err
 	}
 	defer conn.Close()
-	found, err := conn.Inspect(ctx)
+	state, err := conn.Inspect(ctx)
 	if err != nil {
-		return nil, err
+		return nil, false, err
 	}
 	s, err := openScan(ctx, cfg, conn.Sibling())
 	if err != nil {
-		return nil, err
+		return nil, false, err
 	}
 	defer s.close(ctx)
-	for i, t := range found.Tables {
+	whole = true
+	for i, t := range state.Tables {
 		if t.OID == 0 {
 			continue // without a table there are no rows
 		}
-		if _, err := s.table(ctx, i, t); err != nil {
-			return nil, fmt.Errorf("look through %s for exchanges: %w", t.Name, err)
+		all, err := s.table(ctx, i, t)
+		if err != nil {
+			return nil, false, fmt.Errorf("look through %s for exchanges: %w", t.Name, err)
 		}
+		whole = whole && all
 	}
-	return s.destinations(), nil
+	return s.destinations(), whole, nil
 }

@@ -23,7 +23,7 @@ type brokerOptions struct {
 // initBroker makes exchanges, queues and bindings, and says of each thing whether
 // it was there before. It changes nothing that exists.
 func (a *app) initBroker(ctx context.Context, cfg Config, opts brokerOptions) error {
-	exchanges, err := brokerExchanges(ctx, cfg, opts)
+	exchanges, err := a.brokerExchanges(ctx, cfg, opts)
 	if err != nil {
 		return err
 	}
@@ -31,8 +31,6 @@ func (a *app) initBroker(ctx context.Context, cfg Config, opts brokerOptions) er
 	if err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeout(ctx, askTimeout)
-	defer cancel()
 	b, err := openAny(ctx, urls)
 	if err != nil {
 		return err
@@ -42,23 +40,26 @@ func (a *app) initBroker(ctx context.Context, cfg Config, opts brokerOptions) er
 	err = t.build(cfg, exchanges, opts)
 	var forbidden *publish.ForbiddenError
 	if errors.As(err, &forbidden) {
-		return fmt.Errorf("%w; run it as an administrator: %s", err, adminInit(b))
+		return fmt.Errorf("%w; run it as an administrator: %s", err, adminInit(cfg, b, opts))
 	}
 	return err
 }
 
 // brokerExchanges are the exchanges that events go to, as far as they are known
 // before the first event.
-func brokerExchanges(ctx context.Context, cfg Config, opts brokerOptions) ([]string, error) {
+func (a *app) brokerExchanges(ctx context.Context, cfg Config, opts brokerOptions) ([]string, error) {
 	if len(opts.exchanges) > 0 {
 		return opts.exchanges, nil
 	}
 	if !strings.ContainsAny(cfg.Router.Exchange, "{}") {
 		return []string{cfg.Router.Exchange}, nil
 	}
-	destinations, err := findDestinations(ctx, cfg)
+	destinations, whole, err := findDestinations(ctx, cfg)
 	if err != nil {
 		return nil, err
+	}
+	if !whole {
+		fmt.Fprintln(a.out, "Not every row was looked at, so there may be more exchanges than these; name others with --exchange.")
 	}
 	var names []string
 	for _, d := range destinations {
@@ -75,7 +76,9 @@ func brokerExchanges(ctx context.Context, cfg Config, opts brokerOptions) ([]str
 func openAny(ctx context.Context, urls []string) (*publish.Broker, error) {
 	var errs []error
 	for _, url := range urls {
-		b, err := publish.OpenBroker(ctx, url, nil, "cdcpub init")
+		asking, cancel := context.WithTimeout(ctx, askTimeout)
+		b, err := publish.OpenBroker(asking, url, nil, "cdcpub init")
+		cancel()
 		if err == nil {
 			return b, nil
 		}
@@ -135,7 +138,8 @@ func (t *topology) build(cfg Config, exchanges []string, opts brokerOptions) err
 			t.say("binding %s -> %s (%s): there", from, q.name, q.key)
 		}
 	}
-	t.say("Nobody reads these queues until you do, and they keep everything. To remove one: rabbitmqctl delete_queue %s", plan.queues[0].name)
+	t.say("Nobody reads these queues until you do, and they keep everything. To remove one: rabbitmqctl delete_queue -p %s %s",
+		shellQuote(t.broker.Vhost()), shellQuote(plan.queues[0].name))
 	return nil
 }
 

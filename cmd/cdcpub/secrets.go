@@ -157,6 +157,13 @@ func maskDSN(dsn string) string {
 	return shown
 }
 
+// strayAt reports whether a URL has an @ behind its host. It may be the one that
+// ends a password with a slash in it: a URL reads postgres://u:12/3@db as the port
+// 12 and a path.
+func strayAt(u *url.URL) bool {
+	return strings.Contains(u.EscapedPath()+u.RawQuery+u.EscapedFragment(), "@")
+}
+
 // maskURL hides the passwords in a URL, and all of it if it does not parse.
 func maskURL(s string) string {
 	u, err := url.Parse(s)
@@ -170,6 +177,9 @@ func maskURL(s string) string {
 			userinfo += ":" + masked
 		}
 		userinfo += "@"
+	}
+	if strayAt(u) {
+		return masked
 	}
 	u.User = nil
 	query := u.Query()

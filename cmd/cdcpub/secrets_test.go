@@ -155,8 +155,11 @@ func TestMaskedConnectionStringsShowEverythingButPasswords(t *testing.T) {
 	}
 	for s, want := range map[string]string{
 		"amqp://app:hunter2@mq:5672/%2fshop?heartbeat=5": "amqp://app:***@mq:5672/%2fshop?heartbeat=5",
-		"amqps://mq/":             "amqps://mq/",
-		"amqp://app:hunter/2@mq/": masked,
+		"amqps://mq/":              "amqps://mq/",
+		"amqp://app:hunter/2@mq/":  masked,
+		"amqp://app:12/hunter@mq/": masked, // a port and a path
+		"amqp://app:12?hunter@mq/": masked,
+		"amqp://app:12#hunter@mq/": masked,
 	} {
 		if got := maskURL(s); got != want {
 			t.Errorf("maskURL(%q) = %q, want %q", s, got, want)
