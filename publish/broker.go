@@ -152,7 +152,8 @@ func (b *Broker) ExchangeExists(name string) (Answer, error) {
 // MayPublish asks whether the user may write to an exchange, with a message that
 // no queue ever gets: the broker checks rights when it receives a publish, and
 // routes those of a transaction at its commit (rabbit_channel.erl), which never
-// comes.
+// comes. While the broker blocks publishers it does not answer either: the error is
+// then a *BlockedError, and the connection is lost.
 func (b *Broker) MayPublish(exchange, key string) (Answer, error) {
 	a, err := b.answer(func(ch *amqp.Channel) error {
 		if err := ch.Tx(); err != nil {
@@ -163,8 +164,24 @@ func (b *Broker) MayPublish(exchange, key string) (Answer, error) {
 		}
 		return ch.TxRollback()
 	})
-	if err != nil {
-		return a, fmt.Errorf("ask for the right to write to exchange %q: %w", exchange, err)
+	if err == nil {
+		return a, nil
 	}
-	return a, nil
+	// The notice comes before the silence, or there is none.
+	select {
+	case blocking := <-b.conn.blocks:
+		if blocking.Active {
+			err = &BlockedError{Reason: blocking.Reason}
+		}
+	default:
+	}
+	return a, fmt.Errorf("ask for the right to write to exchange %q: %w", exchange, err)
 }
+
+// BlockedError says that the broker lets nobody publish for lack of a resource
+// (https://www.rabbitmq.com/docs/connection-blocked).
+type BlockedError struct {
+	Reason string // the broker's, such as "low on memory"
+}
+
+func (e *BlockedError) Error() string { return "the broker lets nobody publish: " + e.Reason }

@@ -229,6 +229,26 @@ func adminOf(t *testing.T, a brokerAdmin, own string) string {
 	return u.String()
 }
 
+// A broker that is short of memory answers no question about rights. check says that
+// rather than that it got no answer.
+func TestCheckNamesTheBrokersAlarm(t *testing.T) {
+	a := startAdmin(t)
+	dsn, name := pgtest.Database(t), rabbittest.Name(t)
+	c := newConnector(t, dsn, a.rabbit.URL(), name)
+	c.must("init", "--create-table")
+	for _, typ := range []string{"order", "payment"} {
+		pgtest.Exec(t, dsn, "INSERT INTO outbox (id, aggregatetype, aggregateid, type, payload, version) VALUES (gen_random_uuid(), '"+typ+"', '42', 'Made', '{}', 1)")
+	}
+	c.must("init", "--broker")
+	a.ctl(t, "set_vm_memory_high_watermark", "absolute", "1MB")
+	failed, output := c.check()
+	if len(failed) != 1 || failed[0].Check != "alarms" || !strings.Contains(failed[0].Text, "low on memory") {
+		t.Errorf("want the alarm alone:\n%s", output)
+	}
+	a.ctl(t, "set_vm_memory_high_watermark", "absolute", "512MB")
+	eventually(t, time.Minute, "the alarm is over", func() bool { failed, _ := c.check(); return len(failed) == 0 })
+}
+
 // Run twice, init --broker leaves what is there, and says so; what differs from
 // what it would make is left alone.
 func TestInitBrokerChangesNothingThatIsThere(t *testing.T) {

@@ -127,11 +127,14 @@ func (c *brokerCheck) exchanges(ctx context.Context, b *publish.Broker, destinat
 			c.add(levelUnknown, "exchanges", "%d more were not looked at", len(destinations)-i)
 			return
 		}
-		c.exchange(ctx, b, d)
+		if !c.exchange(ctx, b, d) {
+			return
+		}
 	}
 }
 
-func (c *brokerCheck) exchange(ctx context.Context, b *publish.Broker, d destination) {
+// exchange reports whether there is any use in looking at another one.
+func (c *brokerCheck) exchange(ctx context.Context, b *publish.Broker, d destination) bool {
 	name := "exchange " + d.Exchange
 	if d.Exchange == "" {
 		name = "default exchange"
@@ -140,20 +143,25 @@ func (c *brokerCheck) exchange(ctx context.Context, b *publish.Broker, d destina
 	switch {
 	case err != nil:
 		c.add(levelFail, name, "%v", err)
-		return
+		return true
 	case exists == publish.Forbidden:
 		c.forbidden(b, name, "has no right on it, not even to ask whether it exists")
-		return
+		return true
 	case exists == publish.Missing && c.cfg.Publish.Declare:
 		c.add(levelOK, name, "does not exist yet: run declares it, if the user may configure it")
-		return
+		return true
 	case exists != publish.Yes:
 		c.findings = append(c.findings, finding{Name: name, Level: levelFail, Text: "does not exist", Fix: []string{"cdcpub init --broker"},
 			As: "a user who may configure it", Note: "as another user: " + adminInit(c.cfg, b, brokerOptions{})})
-		return
+		return true
 	}
 	may, err := b.MayPublish(d.Exchange, d.Keys[0])
+	var blocked *publish.BlockedError
 	switch {
+	case errors.As(err, &blocked):
+		c.findings = append(c.findings, finding{Name: "alarms", Level: levelFail, Text: blocked.Error() + "; exchanges were not looked at",
+			Note: "free memory or disk on the broker, or raise its limits; rabbitmq-diagnostics alarms names them. Run waits meanwhile and loses nothing"})
+		return false
 	case err != nil:
 		c.add(levelFail, name, "%v", err)
 	case may == publish.Forbidden:
@@ -163,6 +171,7 @@ func (c *brokerCheck) exchange(ctx context.Context, b *publish.Broker, d destina
 	default:
 		c.bindings(ctx, b, d, name)
 	}
+	return true
 }
 
 func (c *brokerCheck) forbidden(b *publish.Broker, name, what string) {
