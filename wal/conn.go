@@ -83,9 +83,33 @@ func sessionParams() map[string]string {
 	}
 }
 
-// Connect opens a replication connection. Errors never contain the password.
+// Connect opens a replication connection. A role without REPLICATION is a
+// *Refusal. Errors never contain the password.
 func Connect(ctx context.Context, cfg Config) (*Conn, error) {
-	return open(ctx, cfg, sessionParams())
+	c, err := open(ctx, cfg, sessionParams())
+	if sqlState(err) == "42501" { // insufficient_privilege
+		return nil, noSender(ctx, cfg, err)
+	}
+	return c, err
+}
+
+// noSender tells a role that may not replicate from one that may not connect at
+// all: both have the same code, and the text differs between versions and
+// languages.
+func noSender(ctx context.Context, cfg Config, err error) error {
+	c, sqlErr := ConnectSQL(ctx, cfg)
+	if sqlErr != nil {
+		return err
+	}
+	defer c.Close()
+	found, sqlErr := c.Inspect(ctx)
+	if sqlErr != nil {
+		return err
+	}
+	if r := first(found.role()); r != nil {
+		return r
+	}
+	return err
 }
 
 // ConnectSQL opens an ordinary connection, for those who look and set up: it
