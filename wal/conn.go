@@ -59,10 +59,15 @@ func ValidSlotName(s string) bool { return slotName.MatchString(s) }
 // Conn is a connection that does not stream yet. It is not safe for concurrent
 // use.
 type Conn struct {
-	cfg       Config
-	pg        *pgconn.PgConn
-	params    *pgconn.Config
-	walsender bool // a replication connection
+	cfg Config
+	// sql runs every statement, and replication none at all. A statement loads
+	// the catalogs as they are now into the session's cache, and a walsender that
+	// has them there decodes older rows by them: seen on PostgreSQL 17, where a row
+	// from before an ADD COLUMN had the new column, and TOAST was looked for in a
+	// table that did not exist yet (ADR 0006).
+	sql         *pgconn.PgConn
+	replication *pgconn.PgConn // nil if there is none, and after Start
+	params      *pgconn.Config
 	// skippedPublication is set when PostgreSQL 18 reports "skipped loading
 	// publication", a mere warning after which rows pass silently unpublished.
 	skippedPublication *atomic.Bool
@@ -86,11 +91,19 @@ func sessionParams() map[string]string {
 // Connect opens a replication connection. A role without REPLICATION is a
 // *Refusal. Errors never contain the password.
 func Connect(ctx context.Context, cfg Config) (*Conn, error) {
-	c, err := open(ctx, cfg, sessionParams())
+	c, conn, err := open(ctx, cfg, sessionParams())
 	if sqlState(err) == "42501" { // insufficient_privilege
 		return nil, noSender(ctx, cfg, err)
 	}
-	return c, err
+	if err != nil {
+		return nil, err
+	}
+	c.replication = conn
+	if c.sql, err = pgconn.ConnectConfig(ctx, c.Sibling()); err != nil {
+		c.Close()
+		return nil, fmt.Errorf("connect to PostgreSQL: %w", err)
+	}
+	return c, nil
 }
 
 // noSender tells a role that may not replicate from one that may not connect at
@@ -119,16 +132,21 @@ func ConnectSQL(ctx context.Context, cfg Config) (*Conn, error) {
 	params := sessionParams()
 	delete(params, "replication")
 	delete(params, "wal_sender_timeout")
-	return open(ctx, cfg, params)
+	c, conn, err := open(ctx, cfg, params)
+	if err != nil {
+		return nil, err
+	}
+	c.sql = conn
+	return c, nil
 }
 
-func open(ctx context.Context, cfg Config, params map[string]string) (*Conn, error) {
+func open(ctx context.Context, cfg Config, params map[string]string) (*Conn, *pgconn.PgConn, error) {
 	if !ValidSlotName(cfg.Slot) {
-		return nil, fmt.Errorf("connect to PostgreSQL: slot name %q: want 1 to 63 of a-z, 0-9 and _", cfg.Slot)
+		return nil, nil, fmt.Errorf("connect to PostgreSQL: slot name %q: want 1 to 63 of a-z, 0-9 and _", cfg.Slot)
 	}
 	pc, err := cfg.parse()
 	if err != nil {
-		return nil, fmt.Errorf("connect to PostgreSQL: %w", err)
+		return nil, nil, fmt.Errorf("connect to PostgreSQL: %w", err)
 	}
 	maps.Copy(pc.RuntimeParams, outbox.TextSettings())
 	maps.Copy(pc.RuntimeParams, params)
@@ -136,8 +154,7 @@ func open(ctx context.Context, cfg Config, params map[string]string) (*Conn, err
 		pc.ConnectTimeout = connectTimeout
 	}
 	pc.DialFunc = tcp.NewDialer().DialContext
-	_, walsender := params["replication"]
-	c := &Conn{cfg: cfg, params: pc, walsender: walsender, skippedPublication: &atomic.Bool{}}
+	c := &Conn{cfg: cfg, params: pc, skippedPublication: &atomic.Bool{}}
 	pc.OnNotice = func(_ *pgconn.PgConn, n *pgconn.Notice) {
 		// PostgreSQL 18 src/backend/replication/pgoutput/pgoutput.c,
 		// LoadPublications. The code, because the text is translated.
@@ -145,11 +162,11 @@ func open(ctx context.Context, cfg Config, params map[string]string) (*Conn, err
 			c.skippedPublication.Store(true)
 		}
 	}
-	c.pg, err = pgconn.ConnectConfig(ctx, pc)
+	conn, err := pgconn.ConnectConfig(ctx, pc)
 	if err != nil {
-		return nil, fmt.Errorf("connect to PostgreSQL: %w", err)
+		return nil, nil, fmt.Errorf("connect to PostgreSQL: %w", err)
 	}
-	return c, nil
+	return c, conn, nil
 }
 
 func (c Config) parse() (*pgconn.Config, error) {
@@ -163,16 +180,17 @@ func (c Config) parse() (*pgconn.Config, error) {
 	return pgconn.ParseConfig(dsn)
 }
 
-// Close ends the connection. After Start it does nothing: the Stream owns it.
+// Close ends the connections. What Start has handed on stays: the Stream owns it.
 func (c *Conn) Close() {
-	if c.pg == nil {
-		return
-	}
 	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
 	defer cancel()
-	// Its error would say only that a connection we no longer want is gone.
-	_ = c.pg.Close(ctx)
-	c.pg = nil
+	for _, conn := range []**pgconn.PgConn{&c.replication, &c.sql} {
+		if *conn != nil {
+			// Its error would say only that a connection we no longer want is gone.
+			_ = (*conn).Close(ctx)
+			*conn = nil
+		}
+	}
 }
 
 // Sibling is the configuration of an ordinary connection to the very server that
@@ -185,10 +203,14 @@ func (c *Conn) Sibling() *pgconn.Config {
 	delete(cfg.RuntimeParams, "replication")
 	delete(cfg.RuntimeParams, "wal_sender_timeout")
 	cfg.OnNotice, cfg.ValidateConnect, cfg.Fallbacks = nil, nil, nil
-	if addr, ok := c.pg.Conn().RemoteAddr().(*net.TCPAddr); ok {
+	reached := c.sql
+	if c.replication != nil {
+		reached = c.replication
+	}
+	if addr, ok := reached.Conn().RemoteAddr().(*net.TCPAddr); ok {
 		cfg.Host, cfg.Port = addr.IP.String(), uint16(addr.Port)
 	}
-	if _, encrypted := c.pg.Conn().(*tls.Conn); !encrypted {
+	if _, encrypted := reached.Conn().(*tls.Conn); !encrypted {
 		cfg.TLSConfig = nil
 	}
 	return cfg
@@ -207,10 +229,9 @@ func (c Config) byOID(tables []offsets.Table) map[uint32]Table {
 	return m
 }
 
-// query runs one statement by the simple protocol, the only one a walsender
-// speaks, and returns its rows as text.
+// query runs one statement by the simple protocol and returns its rows as text.
 func (c *Conn) query(ctx context.Context, sql string) ([][]*string, error) {
-	results, err := c.pg.Exec(ctx, sql).ReadAll()
+	results, err := c.sql.Exec(ctx, sql).ReadAll()
 	if err != nil {
 		return nil, err
 	}

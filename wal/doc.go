@@ -2,12 +2,14 @@
 // logical replication slot and acknowledges what the rest of the connector has
 // made durable.
 //
-// # One connection, one owner
+// # Two connections, one owner
 //
-// Conn is a replication connection. Every start-up question (Inspect) is asked
-// over it, so that it is answered by the server that will stream. Start turns it
-// into a Stream, whose reader goroutine owns the socket from then on: it reads,
-// and it alone writes, so a status message can never be cut in half.
+// Conn is a replication connection and an ordinary one to the same server, so that
+// every start-up question (Inspect) is answered by the server that will stream.
+// The questions go over the ordinary one, for no SQL may run on a connection that
+// streams (ADR 0006). Start turns the other into a Stream, whose reader goroutine
+// owns the socket from then on: it reads, and it alone writes, so a status message
+// can never be cut in half.
 //
 // # The state of a stream
 //

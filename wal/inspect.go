@@ -130,10 +130,10 @@ func (c *Conn) Inspect(ctx context.Context) (Findings, error) {
 }
 
 func (c *Conn) identity(ctx context.Context, f *Findings) error {
-	if !c.walsender {
+	if c.replication == nil {
 		return c.identityBySQL(ctx, f)
 	}
-	sys, err := pglogrepl.IdentifySystem(ctx, c.pg)
+	sys, err := pglogrepl.IdentifySystem(ctx, c.replication)
 	if err != nil {
 		return fmt.Errorf("identify PostgreSQL system: %w", err)
 	}

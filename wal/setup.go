@@ -42,7 +42,7 @@ func (c *Conn) CreatePublication(ctx context.Context) error {
 
 // Exec runs SQL statements that return nothing of interest.
 func (c *Conn) Exec(ctx context.Context, sql string) error {
-	_, err := c.pg.Exec(ctx, sql).ReadAll()
+	_, err := c.sql.Exec(ctx, sql).ReadAll()
 	return err
 }
 
@@ -57,7 +57,7 @@ func (c *Conn) DropPublication(ctx context.Context) error {
 // DropSlot drops the replication slot. A slot that does not exist is not an
 // error.
 func (c *Conn) DropSlot(ctx context.Context) error {
-	err := pglogrepl.DropReplicationSlot(ctx, c.pg, c.cfg.Slot, pglogrepl.DropReplicationSlotOptions{})
+	err := pglogrepl.DropReplicationSlot(ctx, c.replication, c.cfg.Slot, pglogrepl.DropReplicationSlotOptions{})
 	if err != nil && sqlState(err) != "42704" {
 		return fmt.Errorf("drop replication slot %q: %w", c.cfg.Slot, err)
 	}
@@ -68,8 +68,8 @@ func (c *Conn) DropSlot(ctx context.Context) error {
 type CreatedSlot struct {
 	ConsistentPoint offsets.LSN
 	// Snapshot sees exactly the transactions that committed before
-	// ConsistentPoint. It lives until the next command on this connection:
-	// import it before Start.
+	// ConsistentPoint. It lives until the next of CreateSlot, DropSlot, Inspect
+	// and Start: import it before.
 	Snapshot string
 }
 
@@ -77,7 +77,7 @@ type CreatedSlot struct {
 // transactions that are running to end, each for at most 30 s; a *Refusal names
 // the one that did not.
 func (c *Conn) CreateSlot(ctx context.Context) (CreatedSlot, error) {
-	res, err := pglogrepl.CreateReplicationSlot(ctx, c.pg, c.cfg.Slot, "pgoutput",
+	res, err := pglogrepl.CreateReplicationSlot(ctx, c.replication, c.cfg.Slot, "pgoutput",
 		pglogrepl.CreateReplicationSlotOptions{Mode: pglogrepl.LogicalReplication, SnapshotAction: "EXPORT_SNAPSHOT"})
 	if err != nil {
 		return CreatedSlot{}, c.slotError(ctx, err)

@@ -74,13 +74,13 @@ type Stream struct {
 // transaction makes the reader skip the events that are already published.
 // tables are those of Plan.Source: their OIDs tell which rows are ours.
 func (c *Conn) Start(ctx context.Context, pos offsets.Position, tables []offsets.Table) (*Stream, error) {
-	if c.pg == nil {
+	if c.replication == nil {
 		return nil, errAlreadyStarted
 	}
 	if pos.LSN.IsZero() {
 		return nil, errors.New("start replication: no position")
 	}
-	err := pglogrepl.StartReplication(ctx, c.pg, c.cfg.Slot, pglogrepl.LSN(pos.LSN), pglogrepl.StartReplicationOptions{
+	err := pglogrepl.StartReplication(ctx, c.replication, c.cfg.Slot, pglogrepl.LSN(pos.LSN), pglogrepl.StartReplicationOptions{
 		Mode:       pglogrepl.LogicalReplication,
 		PluginArgs: []string{"proto_version '1'", "publication_names " + literal(outbox.QuoteIdentifier(c.cfg.Publication))},
 	})
@@ -90,11 +90,12 @@ func (c *Conn) Start(ctx context.Context, pos offsets.Position, tables []offsets
 		return nil, err
 	}
 	s := &Stream{
-		pg: c.pg, skipped: c.skippedPublication,
+		pg: c.replication, skipped: c.skippedPublication,
 		batches: make(chan outbox.Batch), stop: make(chan struct{}), done: make(chan struct{}),
 	}
 	s.prober = newProber(c.probeConfig(), c.cfg.parse)
-	c.pg = nil
+	c.replication = nil
+	c.Close()
 	s.acked.Store(uint64(pos.LSN))
 	s.received.Store(uint64(pos.LSN))
 	s.reader = newReader(pos, c.cfg.byOID(tables))
