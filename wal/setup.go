@@ -57,6 +57,9 @@ func (c *Conn) DropPublication(ctx context.Context) error {
 // DropSlot drops the replication slot. A slot that does not exist is not an
 // error.
 func (c *Conn) DropSlot(ctx context.Context) error {
+	if c.replication == nil {
+		return fmt.Errorf("drop replication slot %q: %w", c.cfg.Slot, errNoReplication)
+	}
 	err := pglogrepl.DropReplicationSlot(ctx, c.replication, c.cfg.Slot, pglogrepl.DropReplicationSlotOptions{})
 	if err != nil && sqlState(err) != "42704" {
 		return fmt.Errorf("drop replication slot %q: %w", c.cfg.Slot, err)
@@ -77,6 +80,9 @@ type CreatedSlot struct {
 // transactions that are running to end, each for at most 30 s; a *Refusal names
 // the one that did not.
 func (c *Conn) CreateSlot(ctx context.Context) (CreatedSlot, error) {
+	if c.replication == nil {
+		return CreatedSlot{}, fmt.Errorf("create replication slot %q: %w", c.cfg.Slot, errNoReplication)
+	}
 	res, err := pglogrepl.CreateReplicationSlot(ctx, c.replication, c.cfg.Slot, "pgoutput",
 		pglogrepl.CreateReplicationSlotOptions{Mode: pglogrepl.LogicalReplication, SnapshotAction: "EXPORT_SNAPSHOT"})
 	if err != nil {

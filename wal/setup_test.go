@@ -247,8 +247,24 @@ func TestStartFromADroppedSlotIsLost(t *testing.T) {
 	}
 	_, err := c.Start(t.Context(), pos, nil)
 	wantRefusal(t, err, SlotLost)
-	if _, err := c.Start(t.Context(), pos, nil); !errors.Is(err, errAlreadyStarted) {
+	if _, err := c.Start(t.Context(), pos, nil); !errors.Is(err, errNoReplication) {
 		t.Errorf("a second start on the connection: %v", err)
+	}
+}
+
+func TestAnOrdinaryConnectionDoesNothingWithSlots(t *testing.T) {
+	t.Parallel()
+	c, err := ConnectSQL(t.Context(), configure(t, pgtest.Database(t)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	_, created := c.CreateSlot(t.Context())
+	_, started := c.Start(t.Context(), offsets.Position{LSN: 1}, nil)
+	for what, err := range map[string]error{"create": created, "start": started, "drop": c.DropSlot(t.Context())} {
+		if !errors.Is(err, errNoReplication) {
+			t.Errorf("%s: %v, want it to say that there is no replication connection", what, err)
+		}
 	}
 }
 

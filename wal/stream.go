@@ -38,8 +38,8 @@ const (
 var ErrServerStopping = errors.New("the server is shutting down")
 
 var (
-	errStopped        = errors.New("stopped") // by Close
-	errAlreadyStarted = errors.New("start replication: the connection is gone")
+	errStopped       = errors.New("stopped") // by Close
+	errNoReplication = errors.New("no replication connection: it streams already, or was never opened")
 )
 
 // Stats are a stream's counters since its start.
@@ -75,7 +75,7 @@ type Stream struct {
 // tables are those of Plan.Source: their OIDs tell which rows are ours.
 func (c *Conn) Start(ctx context.Context, pos offsets.Position, tables []offsets.Table) (*Stream, error) {
 	if c.replication == nil {
-		return nil, errAlreadyStarted
+		return nil, fmt.Errorf("start replication: %w", errNoReplication)
 	}
 	if pos.LSN.IsZero() {
 		return nil, errors.New("start replication: no position")
