@@ -126,6 +126,7 @@ func onChannel(t *testing.T, amqpURL string, do func(*amqp.Channel) error) {
 // What holds for the source holds for the broker: what check prints, run as it
 // stands by whom it names, mends it. A message then arrives.
 func TestCheckNamesEachFaultOfTheBrokerAndItsCommandMendsIt(t *testing.T) {
+	t.Parallel()
 	a := startAdmin(t, rabbittest.Management())
 	for name, fault := range brokerFaults() {
 		t.Run(name, func(t *testing.T) {
@@ -232,6 +233,7 @@ func adminOf(t *testing.T, a brokerAdmin, own string) string {
 // A broker that is short of memory answers no question about rights. check says that
 // rather than that it got no answer.
 func TestCheckNamesTheBrokersAlarm(t *testing.T) {
+	t.Parallel()
 	a := startAdmin(t)
 	dsn, name := pgtest.Database(t), rabbittest.Name(t)
 	c := newConnector(t, dsn, a.rabbit.URL(), name)
@@ -252,6 +254,7 @@ func TestCheckNamesTheBrokersAlarm(t *testing.T) {
 // Run twice, init --broker leaves what is there, and says so; what differs from
 // what it would make is left alone.
 func TestInitBrokerChangesNothingThatIsThere(t *testing.T) {
+	t.Parallel()
 	dsn, amqpURL, name := pgtest.Database(t), rabbittest.URL(t), rabbittest.Name(t)
 	c := newConnector(t, dsn, amqpURL, name)
 	c.must("init", "--create-table")
@@ -285,6 +288,7 @@ func TestInitBrokerChangesNothingThatIsThere(t *testing.T) {
 // Who may not configure is told which right is missing and how somebody else runs
 // the same command.
 func TestInitBrokerWithoutRightsSaysWhoHasToRunIt(t *testing.T) {
+	t.Parallel()
 	a := startAdmin(t)
 	a.ctl(t, "add_user", "cdcpub", "secret")
 	a.ctl(t, "set_permissions", "-p", "/", "cdcpub", "^$", ".*", "^$")
@@ -300,6 +304,7 @@ func TestInitBrokerWithoutRightsSaysWhoHasToRunIt(t *testing.T) {
 // aggregate are in one queue, in order, each queue has one consumer at a time, and
 // no event is missing.
 func TestShardsKeepEachAggregateInOneQueueAndInOrder(t *testing.T) {
+	t.Parallel()
 	const shards, aggregates, events = 4, 40, 5
 	for name, key := range map[string]string{
 		"by a consistent-hash exchange":         "",
@@ -367,6 +372,7 @@ func removeShards(t *testing.T, amqpURL, slot string, shards int) {
 // A queue of the recipe serves one consumer at a time: the second gets nothing
 // until the first has gone.
 func TestShardQueuesHaveASingleActiveConsumer(t *testing.T) {
+	t.Parallel()
 	amqpURL, slot := rabbittest.URL(t), rabbittest.Name(t)
 	c := newConnector(t, pgtest.Database(t), amqpURL, slot)
 	t.Cleanup(func() { removeShards(t, amqpURL, slot, 1) })

@@ -184,6 +184,7 @@ func sourceFaults() map[string]sourceFault {
 
 // Whatever check names, the command that it prints, run as it stands, mends it.
 func TestCheckNamesEachFaultOfTheSourceAndItsCommandMendsIt(t *testing.T) {
+	t.Parallel()
 	pg := pgtest.Start(t)
 	url := rabbittest.URL(t)
 	for name, fault := range sourceFaults() {
@@ -207,6 +208,7 @@ func TestCheckNamesEachFaultOfTheSourceAndItsCommandMendsIt(t *testing.T) {
 // What only a restart of the server mends: check prints the command, the restart
 // is up to whoever runs the server.
 func TestCheckNamesServerSettingsAndItsCommandMendsThem(t *testing.T) {
+	t.Parallel()
 	pg := pgtest.Start(t, pgtest.Default("wal_level"), pgtest.Default("max_replication_slots"), pgtest.Default("max_wal_senders"))
 	url := rabbittest.URL(t)
 	restart := func() {
@@ -295,6 +297,7 @@ func mended(t *testing.T, c *connector, fault sourceFault, restart func()) {
 // What was lost to the stream is still in the table. Starting over drops things, so
 // the printed command asks first, and a terminal has to answer.
 func TestCheckSaysHowToStartOverAndItsCommandsDo(t *testing.T) {
+	t.Parallel()
 	for name, tc := range map[string]struct {
 		plant  []string
 		says   string
@@ -353,6 +356,7 @@ func TestCheckSaysHowToStartOverAndItsCommandsDo(t *testing.T) {
 // Old rows are read once. A right that was needed for that alone, and is gone, keeps
 // nobody from going on.
 func TestCheckDoesNotAskForOldRowsOnceTheyAreOut(t *testing.T) {
+	t.Parallel()
 	pg := pgtest.Start(t)
 	dsn := pg.DSN("postgres")
 	c := newConnector(t, dsn, rabbittest.URL(t), rabbittest.Name(t))

@@ -14,6 +14,7 @@ import (
 // A configuration that cannot work is one clear line and the documented exit
 // code, and leaves nothing half-made behind.
 func TestWrongConfigurationIsUsageError(t *testing.T) {
+	t.Parallel()
 	for name, tc := range map[string]struct {
 		file string
 		env  map[string]string
@@ -71,6 +72,7 @@ func TestWrongConfigurationIsUsageError(t *testing.T) {
 // What only the server can tell is a refusal: run stays up, live, not ready and
 // says why; with --exit-on-refusal it ends with a code.
 func TestRefusals(t *testing.T) {
+	t.Parallel()
 	pg := pgtest.Start(t)
 	replica := pgtest.Start(t, pgtest.Setting("wal_level", "replica"))
 	url := rabbittest.URL(t)
@@ -166,6 +168,7 @@ func (c *connector) streamOnce() {
 
 // A refusal ends by itself once its cause is gone.
 func TestRefusalEndsWithItsCause(t *testing.T) {
+	t.Parallel()
 	dsn, url, name := pgtest.Database(t), rabbittest.URL(t), rabbittest.Name(t)
 	c := newConnector(t, dsn, url, name)
 	c.start()
@@ -184,6 +187,7 @@ func TestRefusalEndsWithItsCause(t *testing.T) {
 }
 
 func TestInitWithoutTheRightToCreateThePublication(t *testing.T) {
+	t.Parallel()
 	dsn, name := pgtest.Database(t), rabbittest.Name(t)
 	c := newConnector(t, dsn, "amqp://127.0.0.1:1/", name)
 	c.must("init", "--create-table")
@@ -204,6 +208,7 @@ func TestInitWithoutTheRightToCreateThePublication(t *testing.T) {
 
 // The slot is not created before the rows older than it can be read.
 func TestRoleWithoutTheRightToReadOldRowsIsRefused(t *testing.T) {
+	t.Parallel()
 	dsn, url, name := pgtest.Database(t), rabbittest.URL(t), rabbittest.Name(t)
 	c := newConnector(t, dsn, url, name)
 	c.must("init", "--create-table")
@@ -229,6 +234,7 @@ func TestRoleWithoutTheRightToReadOldRowsIsRefused(t *testing.T) {
 }
 
 func TestTheSecondProcessWithOneStateDirectoryIsRefused(t *testing.T) {
+	t.Parallel()
 	dsn, url, name := pgtest.Database(t), rabbittest.URL(t), rabbittest.Name(t)
 	c := newConnector(t, dsn, url, name)
 	c.must("init", "--create-table")

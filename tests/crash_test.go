@@ -45,6 +45,7 @@ func startBroker(t *testing.T) *rabbittest.Server {
 // Kill -9 at random moments: during the very first start, in the snapshot, and
 // twenty times under load.
 func TestKilledConnectorLosesNothing(t *testing.T) {
+	t.Parallel()
 	const firstStarts, snapshots, streaming, oldRows = 4, 3, 20, 20_000
 	s := seed(t)
 	rng := rand.New(rand.NewPCG(s, 99))
@@ -105,6 +106,7 @@ func TestKilledConnectorLosesNothing(t *testing.T) {
 
 // Everything around the connector restarts under load while it stays up.
 func TestRestartedServersLoseNothing(t *testing.T) {
+	t.Parallel()
 	s := seed(t)
 	pg, mq := pgtest.Start(t), startBroker(t)
 	dsn, url, name := pg.DSN("postgres"), mq.URL(), "restarts"
@@ -178,6 +180,7 @@ func TestRestartedServersLoseNothing(t *testing.T) {
 
 // A transaction is never collected in memory.
 func TestLargeTransactionStaysSmall(t *testing.T) {
+	t.Parallel()
 	const rows, limit = 200_000, 100 << 20
 	dsn, url, name := pgtest.Database(t), rabbittest.URL(t), rabbittest.Name(t)
 	c := newConnector(t, dsn, url, name)
@@ -203,6 +206,7 @@ func TestLargeTransactionStaysSmall(t *testing.T) {
 
 // An outbox without traffic does not hold WAL back.
 func TestIdleOutboxReleasesWAL(t *testing.T) {
+	t.Parallel()
 	dsn, url, name := pgtest.Database(t), rabbittest.URL(t), rabbittest.Name(t)
 	c := newConnector(t, dsn, url, name)
 	c.must("init", "--create-table")

@@ -89,6 +89,7 @@ func readCompose(t *testing.T) composeFile {
 // What the file refers to is there, and nothing but the status page can be reached
 // from outside, on the loopback interface.
 func TestComposeFileIsConsistent(t *testing.T) {
+	t.Parallel()
 	c := readCompose(t)
 	stages := dockerfile(t).stages
 	for name, s := range c.Services {
@@ -228,6 +229,7 @@ func buildImage(t *testing.T, i image) string {
 // On scratch there is no loader and no shell: the programs must be static, and
 // what the image runs must be a command of them.
 func TestDockerfileMakesStaticProgramsThatItsCommandsFit(t *testing.T) {
+	t.Parallel()
 	i := dockerfile(t)
 	out := buildImage(t, i)
 	for _, name := range []string{"cdcpub", "orders"} {
@@ -262,6 +264,7 @@ func TestDockerfileMakesStaticProgramsThatItsCommandsFit(t *testing.T) {
 // The compose file's own configuration, in the places that its image has, on
 // servers that init.sql has set up: events reach the consumer and show in its log.
 func TestComposeFileShowsMessages(t *testing.T) {
+	t.Parallel()
 	compose, img := readCompose(t), dockerfile(t)
 	out := buildImage(t, img)
 	pg, a := pgtest.Start(t), startAdmin(t)

@@ -39,6 +39,7 @@ func grant(t *testing.T, page docPage, pg *pgtest.Server, part string) {
 // Whatever right is left out, run does not work, says why, and works as soon as
 // the right is there.
 func TestPermissionsEachRightInPostgreSQLIsNeeded(t *testing.T) {
+	t.Parallel()
 	page, amqpURL := readPage(t, "permissions"), rabbittest.URL(t)
 	for name, tc := range map[string]struct{ part, says, mend string }{
 		"REPLICATION": {" REPLICATION", "replication", "ALTER ROLE cdcpub REPLICATION"},
@@ -70,6 +71,7 @@ func TestPermissionsEachRightInPostgreSQLIsNeeded(t *testing.T) {
 }
 
 func TestPermissionsOfMigrations(t *testing.T) {
+	t.Parallel()
 	page := readPage(t, "permissions")
 	for name, tc := range map[string]struct {
 		without string
@@ -101,6 +103,7 @@ func TestPermissionsOfMigrations(t *testing.T) {
 }
 
 func TestPermissionsOfTheConnectorsRole(t *testing.T) {
+	t.Parallel()
 	page, amqpURL := readPage(t, "permissions"), rabbittest.URL(t)
 	t.Run("row-level security is refused until it is bypassed", func(t *testing.T) {
 		pg := shopServer(t)
@@ -160,6 +163,7 @@ func TestPermissionsOfTheConnectorsRole(t *testing.T) {
 
 // The line of the page is enough, for the connector and for nothing else.
 func TestPermissionsHostBasedAuthentication(t *testing.T) {
+	t.Parallel()
 	page, pg := readPage(t, "permissions"), shopServer(t)
 	grant(t, page, pg, "")
 	others := "host all postgres,shop 127.0.0.1/32 trust\n"
@@ -224,6 +228,7 @@ func (b docBroker) url(user string) string {
 // Each right of the page, added one after the other: before it is there something
 // does not work, and with all of them everything does.
 func TestPermissionsEachRightInRabbitMQIsNeeded(t *testing.T) {
+	t.Parallel()
 	page, pg := readPage(t, "permissions"), shopServer(t)
 	grant(t, page, pg, "")
 	b := docBroker{t: t, rabbit: rabbittest.Start(t, rabbittest.Management()), page: page, path: t.TempDir()}

@@ -109,6 +109,7 @@ func (b docBlock) commands(t *testing.T, pg *pgtest.Server) {
 // The samples of producing.md, in the order of the page: at its end the outbox
 // holds what the page says, the orders agree with it, and RabbitMQ gets it all.
 func TestProducingSQLRuns(t *testing.T) {
+	t.Parallel()
 	page, pg := readPage(t, "producing"), shopServer(t)
 	for _, b := range page.blocks {
 		switch b.lang {
@@ -133,6 +134,7 @@ func TestProducingSQLRuns(t *testing.T) {
 }
 
 func TestProducingRowsThatAreDeletedAtOnceArePublished(t *testing.T) {
+	t.Parallel()
 	page, pg, amqpURL, name := readPage(t, "producing"), shopServer(t), rabbittest.URL(t), rabbittest.Name(t)
 	rabbittest.Queue(t, amqpURL, name, name+".basket", "#", nil)
 	c := newConnector(t, pg.DSN("shop"), amqpURL, name)
@@ -153,6 +155,7 @@ func TestProducingRowsThatAreDeletedAtOnceArePublished(t *testing.T) {
 
 // The queries for producers find each planted fault and nothing else.
 func TestProducingQueriesFindFaults(t *testing.T) {
+	t.Parallel()
 	page, pg := readPage(t, "producing"), shopServer(t)
 	page.block("sh", "table").commands(t, pg)
 	page.block("sql", "orders").run(t, pg)
@@ -252,6 +255,7 @@ func main() {
 `
 
 func TestProducingGoSampleCompilesAndKeepsItsPromises(t *testing.T) {
+	t.Parallel()
 	page, pg := readPage(t, "producing"), shopServer(t)
 	page.block("sh", "table").commands(t, pg)
 	page.block("sql", "orders").run(t, pg)
@@ -301,6 +305,7 @@ func TestProducingGoSampleCompilesAndKeepsItsPromises(t *testing.T) {
 
 // Not every machine has a Java compiler, so only its SQL is looked at.
 func TestProducingSamplesHaveTheSameSQL(t *testing.T) {
+	t.Parallel()
 	page := readPage(t, "producing")
 	join := regexp.MustCompile(`" \+\s+"`)
 	value := regexp.MustCompile(`CAST\(\? AS jsonb\)|\$\d+|\?|'[^']*'|\b\d+\b`)

@@ -12,6 +12,7 @@ import (
 // With the same configuration it will never be published, so looking again would
 // only repeat what is around it.
 func TestEventThatCanNeverBePublishedStopsWithoutRepeating(t *testing.T) {
+	t.Parallel()
 	for name, tc := range map[string]struct{ before, after string }{
 		"among the old rows": {before: "INSERT INTO outbox (id, aggregatetype, aggregateid, type, payload, version) VALUES (gen_random_uuid(), 'order', '', 'Changed', '{}', 500)"},
 		"in the stream":      {after: "INSERT INTO outbox (id, aggregatetype, aggregateid, type, payload, version) VALUES (gen_random_uuid(), 'order', repeat('x', 300), 'Changed', '{}', 1)"},
@@ -55,6 +56,7 @@ func TestEventThatCanNeverBePublishedStopsWithoutRepeating(t *testing.T) {
 // Two replicas with a volume each and the same names: one wins, and the other
 // must not take the slot over later.
 func TestTwoFirstStartsAtOnce(t *testing.T) {
+	t.Parallel()
 	dsn, url, name := pgtest.Database(t), rabbittest.URL(t), rabbittest.Name(t)
 	a, b := newConnector(t, dsn, url, name), newConnector(t, dsn, url, name)
 	a.must("init", "--create-table")
@@ -100,6 +102,7 @@ func TestTwoFirstStartsAtOnce(t *testing.T) {
 }
 
 func TestTeardownSparesAnotherConnector(t *testing.T) {
+	t.Parallel()
 	dsn, url, name := pgtest.Database(t), rabbittest.URL(t), rabbittest.Name(t)
 	c := newConnector(t, dsn, url, name)
 	c.must("init", "--create-table")
@@ -127,6 +130,7 @@ func TestTeardownSparesAnotherConnector(t *testing.T) {
 
 // Whoever takes the walsender away during the snapshot takes the lock away.
 func TestLostStreamEndsTheSnapshot(t *testing.T) {
+	t.Parallel()
 	dsn, url, name := pgtest.Database(t), rabbittest.URL(t), rabbittest.Name(t)
 	c := newConnector(t, dsn, url, name)
 	c.must("init", "--create-table")

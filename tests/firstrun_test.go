@@ -88,6 +88,7 @@ func (c *connector) startOn(term *terminal, args ...string) {
 // Who starts run by hand for the first time is told within three seconds what is
 // missing, by which command it comes, and that events flow once it is there.
 func TestFirstRunOnATerminalSaysWhatIsMissing(t *testing.T) {
+	t.Parallel()
 	dsn, url, name := pgtest.Database(t), rabbittest.URL(t), rabbittest.Name(t)
 	c := newConnector(t, dsn, url, name)
 	c.must("init", "--create-table")
@@ -125,6 +126,7 @@ func TestFirstRunOnATerminalSaysWhatIsMissing(t *testing.T) {
 
 // A log collector gets the log and nothing else.
 func TestWithoutATerminalNothingIsToldOnStandardOutput(t *testing.T) {
+	t.Parallel()
 	dsn, url, name := pgtest.Database(t), rabbittest.URL(t), rabbittest.Name(t)
 	c := newConnector(t, dsn, url, name)
 	c.must("init", "--create-table")

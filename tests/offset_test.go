@@ -11,6 +11,7 @@ import (
 )
 
 func TestOffsetShowPutsTheSavedPositionBesideTheSlot(t *testing.T) {
+	t.Parallel()
 	dsn, url, name := pgtest.Database(t), rabbittest.URL(t), rabbittest.Name(t)
 	rabbittest.Queue(t, url, name, name+".order", "#", nil)
 	c := newConnector(t, dsn, url, name)

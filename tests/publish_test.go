@@ -11,6 +11,7 @@ import (
 )
 
 func TestPayloadArrivesAsPostgreSQLPrintsIt(t *testing.T) {
+	t.Parallel()
 	dsn, url, name := pgtest.Database(t), rabbittest.URL(t), rabbittest.Name(t)
 	c := newConnector(t, dsn, url, name)
 	c.must("init", "--create-table")
@@ -50,6 +51,7 @@ func TestPayloadArrivesAsPostgreSQLPrintsIt(t *testing.T) {
 // What the broker cannot route is never taken for published, holds nobody else
 // up, and arrives when it can.
 func TestUnroutableEventsWaitAlone(t *testing.T) {
+	t.Parallel()
 	dsn, url, name := pgtest.Database(t), rabbittest.URL(t), rabbittest.Name(t)
 	c := newConnector(t, dsn, url, name)
 	c.must("init", "--create-table")

@@ -144,6 +144,7 @@ func (r *reader) arrived() {
 }
 
 func TestReadmeReachesTheFirstMessageInFiveCommands(t *testing.T) {
+	t.Parallel()
 	commands := readmeBlocks(t)["five"]
 	if n := strings.Count(commands, "\n"); n > 5 || !strings.HasSuffix(commands, "cdcpub run\n") {
 		t.Errorf("%d commands, want at most 5, the last being run:\n%s", n, commands)
@@ -156,6 +157,7 @@ func TestReadmeReachesTheFirstMessageInFiveCommands(t *testing.T) {
 }
 
 func TestReadmeWalkThrough(t *testing.T) {
+	t.Parallel()
 	blocks := readmeBlocks(t)
 	pg := pgtest.Start(t, pgtest.Default("wal_level"))
 	pgtest.Exec(t, pg.DSN("postgres"), "CREATE ROLE shop LOGIN")

@@ -42,6 +42,7 @@ func requirePassword(t *testing.T, pg *pgtest.Server, role string) {
 // Both passwords change under load, in the order that docs/configuration.md gives,
 // and old sessions are ended: the connector comes back by itself.
 func TestRotatedPasswordsAreReadAgain(t *testing.T) {
+	t.Parallel()
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
 	pg, rabbit := pgtest.Start(t), rabbittest.Start(t)

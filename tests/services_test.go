@@ -12,6 +12,7 @@ import (
 // A service that comes second with the same names is refused by name, at once and
 // as often as it asks, and the first one never notices.
 func TestASecondServiceWithTheSameNamesIsRefusedAndTheFirstGoesOn(t *testing.T) {
+	t.Parallel()
 	dsn, url, name := pgtest.Database(t), rabbittest.URL(t), rabbittest.Name(t)
 	rabbittest.Queue(t, url, name, name+".order", "#", nil)
 	first := newConnector(t, dsn, url, name)
@@ -59,6 +60,7 @@ func TestASecondServiceWithTheSameNamesIsRefusedAndTheFirstGoesOn(t *testing.T) 
 // Slot names are unique in the whole cluster, so the same happens to a service in
 // another database.
 func TestAServiceOfAnotherDatabaseIsToldWhoseTheSlotIs(t *testing.T) {
+	t.Parallel()
 	dsn, other, url, name := pgtest.Database(t), pgtest.Database(t), rabbittest.URL(t), rabbittest.Name(t)
 	first := newConnector(t, dsn, url, name)
 	first.must("init", "--create-table")

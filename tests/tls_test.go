@@ -132,6 +132,7 @@ const onlyEncrypted = "hostssl all relay all scram-sha-256\nhostnossl all relay 
 // With verify-full and a private authority, every connection of the connector is
 // encrypted, to the database and to the broker, and events arrive.
 func TestEventsPassThroughTLSOfAPrivateAuthority(t *testing.T) {
+	t.Parallel()
 	a := newAuthority(t, "private authority")
 	dir := t.TempDir()
 	ca := writeFile(t, filepath.Join(dir, "ca.pem"), a.pem())
@@ -192,6 +193,7 @@ func TestEventsPassThroughTLSOfAPrivateAuthority(t *testing.T) {
 // it, and neither shows the password. Once the server has the right certificate,
 // run goes on by itself.
 func TestTLSThatCannotBeVerifiedIsRefused(t *testing.T) {
+	t.Parallel()
 	right, wrong := newAuthority(t, "private authority"), newAuthority(t, "somebody else")
 	dir := t.TempDir()
 	ca := url.QueryEscape(writeFile(t, filepath.Join(dir, "ca.pem"), right.pem()))
@@ -258,6 +260,7 @@ func TestTLSThatCannotBeVerifiedIsRefused(t *testing.T) {
 
 // Instead of a password, the role may show a certificate.
 func TestTheRoleLogsInWithACertificate(t *testing.T) {
+	t.Parallel()
 	a := newAuthority(t, "private authority")
 	dir := t.TempDir()
 	pg := pgtest.Start(t)
